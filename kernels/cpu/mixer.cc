@@ -1,0 +1,85 @@
+#include "kernels/mixer.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/errors.h"
+#include "core/fenwick.h"
+#include "kernels/cpu/block_walk.h"
+#include "kernels/cpu/entering_stack.h"
+
+namespace fenwick {
+namespace {
+
+std::int64_t most_entering(std::int64_t last_block) {
+    std::int64_t bits = 0;
+    for (; last_block > 0; last_block >>= 1) ++bits;
+    return bits;
+}
+
+void check_entering(std::int64_t first_block, std::span<const EnteringNode> entering) {
+    std::int64_t covered = 0;
+    for (const EnteringNode& node : entering) {
+        const std::int64_t blocks = std::int64_t{1} << node.bit;
+        if (covered % (2 * blocks) != 0 || (first_block & blocks) == 0) {
+            throw InternalError("mixer_outputs: node of bit " + std::to_string(node.bit) + " does not enter block " +
+                                std::to_string(first_block));
+        }
+        covered += blocks;
+    }
+    if (covered != first_block) {
+        throw InternalError("mixer_outputs: entering nodes cover " + std::to_string(covered) + " blocks, expected " +
+                            std::to_string(first_block));
+    }
+}
+
+}  // namespace
+
+std::int64_t mixer_workspace_floats(const MixerShape& shape, std::int64_t last_block) {
+    const std::int64_t floats = cpu::block_walk_floats(shape, most_entering(last_block)) +
+                                cpu::EnteringStack::workspace_floats(shape, last_block);
+    return (floats + 31) / 16 * 16;  // both parts of every thread start 64-byte aligned
+}
+
+void mixer_block_summaries(const MixerShape& shape, const MixerInputs& inputs, std::int64_t blocks, float* out,
+                           int threads, float* workspace) {
+    const std::int64_t one = transition_floats(shape) + state_floats(shape);
+    const std::int64_t per_thread = mixer_workspace_floats(shape, 0);
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(dynamic) if (threads > 1)
+    for (std::int64_t b = 0; b < blocks; ++b) {
+        for (std::int64_t h = 0; h < shape.heads; ++h) {
+            cpu::walk_summary(shape, inputs, h, b * kBlockTokens, out + (b * shape.heads + h) * one,
+                              workspace + omp_get_thread_num() * per_thread);
+        }
+    }
+}
+
+void mixer_outputs(const MixerShape& shape, const MixerInputs& inputs, std::int64_t first_block,
+                   std::span<const EnteringNode> entering, const float* block_summaries, MatrixView<float> out,
+                   int threads, float* workspace) {
+    check_entering(first_block, entering);
+    const std::int64_t rows = inputs.v.rows;
+    if (rows == 0) return;
+    const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
+    const std::int64_t last_block = first_block + blocks - 1;
+    const std::int64_t one = transition_floats(shape) + state_floats(shape);
+    const std::int64_t per_thread = mixer_workspace_floats(shape, last_block);
+    const std::int64_t stack_floats = cpu::EnteringStack::workspace_floats(shape, last_block);
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+        float* mine = workspace + omp_get_thread_num() * per_thread;
+        float* walk_memory = mine + (stack_floats + 15) / 16 * 16;
+        cpu::EnteringStack stack(shape, last_block, mine);
+        for (const EnteringNode& node : entering) stack.push(node.bit, node.summary + h * one);
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            const std::int64_t first = b * kBlockTokens;
+            const std::int64_t count = std::min(kBlockTokens, rows - first);
+            cpu::walk_outputs(shape, inputs, h, first, count, stack.entering(), out, walk_memory);
+            if (b + 1 < blocks) stack.append_block(block_summaries + (b * shape.heads + h) * one);
+        }
+    }
+}
+
+}  // namespace fenwick
