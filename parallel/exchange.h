@@ -1,0 +1,26 @@
+// Executes an exchange schedule on summaries: entering states' nodes and the pass's end list for every rank.
+//
+//   entering(p) = cover(0, f_p)      end = cover(0, f_P)      (f: the schedule's boundaries; see exchange_schedule.h)
+//
+// Values are only ever formed as combine(left child, right child) of one node, so their bits depend neither on the
+// number of ranks nor on who formed them.
+#pragma once
+
+#include "parallel/communicator.h"
+#include "parallel/exchange_schedule.h"
+#include "parallel/node_summaries.h"
+
+namespace fenwick {
+
+struct ExchangeResult {
+    NodeSummaries entering;  ///< the buckets of the rank's first block, oldest first; raw, not carried to the block
+    NodeSummaries end;       ///< complete nodes of the whole prefix after the pass: the next pass's `carried_in`
+};
+
+/// Collective: every rank calls it with the same schedule. `own_cover`: the list of this rank's complete blocks
+/// (`cover_of_blocks`); `carried_in`: the previous pass's `end`, or the empty list before block 0. One message per list
+/// and peer. Throws InternalError when a list is not what the schedule says, UnavailableError when a peer failed.
+[[nodiscard]] ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
+                                          const NodeSummaries& carried_in, const CombineFunction& combine);
+
+}  // namespace fenwick
