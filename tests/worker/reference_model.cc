@@ -1,0 +1,193 @@
+#include "tests/worker/reference_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/checkpoint.h"
+#include "core/json.h"
+#include "kernels/reference/matmul.h"
+#include "kernels/reference/mixer.h"
+#include "kernels/reference/rowwise.h"
+
+namespace fenwick::reference {
+namespace {
+
+using Values = std::vector<double>;
+
+struct Rows {
+    Values values;
+    std::int64_t cols = 0;
+    [[nodiscard]] std::int64_t rows() const { return static_cast<std::int64_t>(values.size()) / cols; }
+    [[nodiscard]] MatrixView<const double> view() const { return {values.data(), rows(), cols}; }
+    [[nodiscard]] Rows columns(std::int64_t first, std::int64_t count) const {
+        Rows part{Values(static_cast<std::size_t>(rows() * count)), count};
+        for (std::int64_t r = 0; r < rows(); ++r) {
+            std::copy_n(values.data() + r * cols + first, count, part.values.data() + r * count);
+        }
+        return part;
+    }
+};
+
+class Reference {
+public:
+    explicit Reference(const std::filesystem::path& folder, int threads)
+        : config_(ConfigReader::open(folder / "config.json")), file_(Checkpoint::open(folder)), threads_(threads) {}
+
+    Values nll(const std::vector<std::int32_t>& ids) {
+        const std::string family = config_.require_string("model_type");
+        const bool mamba2 = family == "mamba2" || family == "log_linear_mamba2";
+        const bool log_linear = family == "log_linear_mamba2" || family == "h_gated_deltanet";
+        const std::string body = mamba2 ? "backbone." : "model.";
+        const double eps = config_.get_double("norm_eps", mamba2 ? 1e-5 : 1e-6);
+        Rows x{embed_rows(weight(body + "embeddings.weight").view(), ids), hidden()};
+        for (std::int64_t i = 0; i < config_.require_int("num_hidden_layers"); ++i) {
+            const std::string layer = body + "layers." + std::to_string(i) + ".";
+            const std::string norm = mamba2 ? (log_linear ? "mixer_norm" : "norm") : "attn_norm";
+            const Rows normed = rms(x, layer + norm + ".weight", eps);
+            add(x, mamba2 ? mamba2_mixer(layer + "mixer.", normed, log_linear, eps)
+                          : delta_mixer(layer + "attn.", normed, log_linear, eps));
+            if (file_.has(layer + "mlp.gate_proj.weight")) {
+                add(x, mlp(layer + "mlp.", rms(x, layer + "mlp_norm.weight", eps)));
+            }
+        }
+        Rows h = rms(x, body + (mamba2 ? "norm_f" : "norm") + ".weight", eps);
+        h.values.resize(h.values.size() - static_cast<std::size_t>(h.cols));
+        return cross_entropy(h.view(), weight("lm_head.weight").view(), ids.data() + 1);
+    }
+
+private:
+    [[nodiscard]] std::int64_t hidden() const { return config_.require_int("hidden_size"); }
+
+    // A tensor as rows: its first dimension by the product of the others.
+    Rows weight(const std::string& name) {
+        const std::vector<std::int64_t>& shape = file_.info(name).shape;
+        const Buffer<float> data = file_.load_f32(name, shape);
+        return {Values(data.begin(), data.end()), data.size() / std::max<std::int64_t>(shape.at(0), 1)};
+    }
+    Values vector(const std::string& name) { return weight(name).values; }
+
+    Rows product(const Rows& x, const std::string& name) {
+        const Rows w = weight(name + ".weight");
+        return {matmul(x.view(), w.view(), {}), w.rows()};
+    }
+    Rows rms(const Rows& x, const std::string& name, double eps) {
+        return {group_rms_norm(x.view(), vector(name), x.cols, eps), x.cols};
+    }
+    static void add(Rows& x, const Rows& y) {
+        for (std::size_t i = 0; i < x.values.size(); ++i) x.values[i] += y.values[i];
+    }
+    Rows convolution(const Rows& x, const std::string& name) {
+        const Rows w = weight(name + ".weight");
+        const Values bias = file_.has(name + ".bias") ? vector(name + ".bias") : Values();
+        return {causal_convolution(w.view(), bias, {}, x.view(), true), x.cols};
+    }
+    Rows mlp(const std::string& prefix, const Rows& x) {
+        const Rows gate = product(x, prefix + "gate_proj");
+        const Rows up = product(x, prefix + "up_proj");
+        return product({swiglu(gate.view(), up.view()), gate.cols}, prefix + "down_proj");
+    }
+    static void level_scales(const Values& scale, const Rows& dl, Values& lambda) {
+        lambda = dl.values;
+        for (std::size_t i = 0; i < lambda.size(); ++i) lambda[i] = softplus(scale[i % scale.size()] * lambda[i]);
+    }
+
+    // The definition itself where its quadratic cost allows, else its recurrent form (tests/kernels/mixer_test.cc holds
+    // the two together to 1e-13).
+    Values mix(const MixerShape& shape, const MixerInputs& in) const {
+        return in.tokens <= 1024 ? mixer_dense(shape, in, threads_) : mixer_recurrent(shape, in, threads_);
+    }
+
+    Rows mamba2_mixer(const std::string& prefix, const Rows& x, bool log_linear, double eps) {
+        const Values a_log = vector(prefix + "A_log");
+        const Values dt_bias = vector(prefix + "dt_bias");
+        const Values skip = vector(prefix + "D");
+        const auto heads = static_cast<std::int64_t>(a_log.size());
+        const std::int64_t groups = config_.get_int("n_groups", 1);
+        const std::int64_t state = config_.get_int("state_size", 128);
+        const std::int64_t head_dim = config_.get_int("head_dim", 64);
+        const std::int64_t inner = heads * head_dim;
+        const Rows all = product(x, prefix + "in_proj");
+        const Rows z = all.columns(0, inner);
+        const Rows conv = convolution(all.columns(inner, inner + 2 * groups * state), prefix + "conv1d");
+        const Rows dt_raw = all.columns(2 * inner + 2 * groups * state, heads);
+        MixerInputs in;
+        in.tokens = x.rows();
+        in.k = conv.columns(inner, groups * state).values;
+        in.q = conv.columns(inner + groups * state, groups * state).values;
+        in.v = conv.columns(0, inner).values;
+        const Values raw_x = in.v;
+        in.log_decay.resize(dt_raw.values.size());
+        const std::vector<double> limit = config_.get_doubles("dt_limit");
+        for (std::size_t i = 0; i < dt_raw.values.size(); ++i) {
+            const std::size_t h = i % static_cast<std::size_t>(heads);
+            const double dt = time_step(dt_raw.values[i], dt_bias[h], limit.empty() ? 0 : limit[0],
+                                        limit.empty() ? INFINITY : limit[1]);
+            in.log_decay[i] = log_decay(a_log[h], dt);
+            for (std::int64_t c = 0; c < head_dim; ++c) {
+                in.v[i * static_cast<std::size_t>(head_dim) + static_cast<std::size_t>(c)] *= dt;
+            }
+        }
+        MixerShape shape{TransitionAlgebra::kScalar, heads, groups, state, head_dim, 0};
+        if (log_linear) {
+            const Rows scale = weight(prefix + "L");
+            shape.levels = scale.cols;
+            level_scales(scale.values, all.columns(2 * inner + 2 * groups * state + heads, heads * shape.levels),
+                         in.lambda);
+        }
+        Rows y{mix(shape, in), inner};
+        for (std::size_t i = 0; i < y.values.size(); ++i) {
+            const std::size_t channel = i % static_cast<std::size_t>(inner);
+            y.values[i] += raw_x[i] * skip[channel / static_cast<std::size_t>(head_dim)];
+        }
+        return product(
+            {gated_rms_norm(y.view(), z.view(), vector(prefix + "norm.weight"), inner / groups, eps, false), inner},
+            prefix + "out_proj");
+    }
+
+    Rows delta_mixer(const std::string& prefix, const Rows& x, bool log_linear, double eps) {
+        const Values a_log = vector(prefix + "A_log");
+        const Values dt_bias = vector(prefix + "dt_bias");
+        const auto heads = static_cast<std::int64_t>(a_log.size());
+        const std::int64_t key_heads = config_.get_int("num_heads", 6);
+        const std::int64_t key_dim = config_.get_int("head_dim", 256);
+        const Rows q = convolution(product(x, prefix + "q_proj"), prefix + "q_conv1d");
+        const Rows k = convolution(product(x, prefix + "k_proj"), prefix + "k_conv1d");
+        const Rows v = convolution(product(x, prefix + "v_proj"), prefix + "v_conv1d");
+        const Rows a = product(x, prefix + "a_proj");
+        const Rows b = product(x, prefix + "b_proj");
+        MixerShape shape{TransitionAlgebra::kMatrix, heads, key_heads, key_dim, v.cols / heads, 0};
+        MixerInputs in;
+        in.tokens = x.rows();
+        in.q = l2_norm(q.view(), key_dim, 1e-6, log_linear ? 1.0 : 1.0 / std::sqrt(static_cast<double>(key_dim)));
+        in.k = l2_norm(k.view(), key_dim, 1e-6, 1.0);
+        in.v = v.values;
+        for (std::size_t i = 0; i < a.values.size(); ++i) {
+            const std::size_t h = i % static_cast<std::size_t>(heads);
+            in.log_decay.push_back(log_decay(a_log[h], softplus(a.values[i] + dt_bias[h])));
+            in.beta.push_back(sigmoid(b.values[i]));
+        }
+        if (log_linear) {
+            const Rows scale = weight(prefix + "L");
+            shape.levels = scale.cols;
+            level_scales(scale.values, product(x, prefix + "l_proj"), in.lambda);
+        }
+        const Rows o{mix(shape, in), v.cols};
+        const Rows g = product(x, prefix + "g_proj");
+        return product(
+            {gated_rms_norm(o.view(), g.view(), vector(prefix + "o_norm.weight"), shape.value_dim, eps, true), v.cols},
+            prefix + "o_proj");
+    }
+
+    ConfigReader config_;
+    Checkpoint file_;
+    int threads_;
+};
+
+}  // namespace
+
+std::vector<double> model_nll(const std::filesystem::path& folder, const std::vector<std::int32_t>& ids, int threads) {
+    return Reference(folder, threads).nll(ids);
+}
+
+}  // namespace fenwick::reference

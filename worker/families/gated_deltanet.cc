@@ -1,0 +1,151 @@
+// Gated DeltaNet (flash-linear-attention's gated_deltanet) and its log-linear form (h_gated_deltanet).
+//
+// One product gives q, k, v (which the convolution reads), the output gate g, a, b and, log-linear, dl.
+// q and k are L2-normalised per head; q is scaled by 1 / sqrt(d_k) in the linear form only.
+// log decay = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), lambda = softplus(L dl); the norm stands before the
+// gate.
+#include <cmath>
+
+#include "kernels/gates.h"
+#include "kernels/norm.h"
+#include "worker/families/families.h"
+
+namespace fenwick {
+namespace {
+
+constexpr float kL2Epsilon = 1e-6F;
+
+class GatedDeltaMixer final : public TokenMixer {
+public:
+    GatedDeltaMixer(const WeightReader& weights, bool log_linear) {
+        const ConfigReader& config = weights.config();
+        const std::int64_t hidden = config.require_int("hidden_size");
+        const std::int64_t key_heads = config.get_int("num_heads", 6);
+        const std::int64_t heads = config.get_int("num_v_heads", key_heads);
+        const std::int64_t key_dim = config.get_int("head_dim", 256);
+        require_positive(config, "num_heads", key_heads);
+        require_positive(config, "num_v_heads", heads);
+        require_positive(config, "head_dim", key_dim);
+        if (heads % key_heads != 0) config.fail("num_v_heads", "a multiple of num_heads");
+        const double value_dim = static_cast<double>(key_dim) * config.get_double("expand_v", 2.0);
+        if (!(value_dim >= 1) || value_dim != std::floor(value_dim)) {
+            config.fail("expand_v", "a factor that makes head_dim * expand_v a whole number");
+        }
+        require_absent(config, "attn", "hybrid layers with full attention");
+        shape_ = {TransitionAlgebra::kMatrix, heads, key_heads, key_dim, static_cast<std::int64_t>(value_dim), 0};
+        keys_ = key_heads * key_dim;
+        values_ = heads * shape_.value_dim;
+        if (log_linear) {
+            const std::vector<std::int64_t>& levels = weights.shape("L");
+            shape_.levels = levels.size() == 2 ? levels[1] : 0;
+            level_scale_ = weights.load("L", {heads, std::max<std::int64_t>(shape_.levels, 1)});
+        }
+        load_projections(weights, hidden);
+        load_convolutions(weights);
+        out_proj_ = weights.linear("o_proj", hidden, values_);
+        dt_bias_ = weights.load("dt_bias", {heads});
+        a_log_ = weights.load("A_log", {heads});
+        norm_ = weights.load("o_norm.weight", {shape_.value_dim});
+        norm_eps_ = static_cast<float>(config.get_double("norm_eps", 1e-6));
+        negative_eigenvalues_ = config.get_bool("allow_neg_eigval", false);
+        query_scale_ = log_linear ? 1.0F : 1.0F / std::sqrt(static_cast<float>(key_dim));
+    }
+
+    MixerInputs gates(MatrixView<float> projected, MatrixView<float> convolved, Arena& /*arena*/,
+                      int threads) const override {
+        const std::int64_t heads = shape_.heads;
+        const MatrixView<float> q = convolved.col_range(0, keys_);
+        const MatrixView<float> k = convolved.col_range(keys_, keys_);
+        l2_norm(q, shape_.key_dim, kL2Epsilon, query_scale_, q, threads);
+        l2_norm(k, shape_.key_dim, kL2Epsilon, 1.0F, k, threads);
+        const MatrixView<float> a = projected.col_range(gates_first_, heads);
+        const MatrixView<float> b = projected.col_range(gates_first_ + heads, heads);
+        delta_gates({dt_bias_.data(), a_log_.data(), negative_eigenvalues_}, a, b, a, b, threads);
+        MixerInputs inputs;
+        inputs.q = q;
+        inputs.k = k;
+        inputs.v = convolved.col_range(2 * keys_, values_);
+        inputs.log_decay = a;
+        inputs.beta = b;
+        if (shape_.log_linear()) {
+            const MatrixView<float> dl = projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels);
+            level_scales(level_scale_.data(), dl, dl, threads);
+            inputs.lambda = dl;
+        }
+        return inputs;
+    }
+
+    void read_out(MatrixView<const float> projected, MatrixView<const float> /*convolved*/, MatrixView<float> o,
+                  int threads) const override {
+        const GroupNorm norm{shape_.value_dim, norm_.data(), shape_.value_dim, norm_eps_};
+        if (!use_gate_) return group_rms_norm(o, norm, o, threads);
+        gated_rms_norm(o, projected.col_range(2 * keys_ + values_, values_), norm, true, o, threads);
+    }
+
+private:
+    void load_projections(const WeightReader& weights, std::int64_t hidden) {
+        const std::int64_t heads = shape_.heads;
+        use_gate_ = weights.config().get_bool("use_gate", true);
+        const Linear q = weights.linear("q_proj", keys_, hidden);
+        const Linear k = weights.linear("k_proj", keys_, hidden);
+        const Linear v = weights.linear("v_proj", values_, hidden);
+        const Linear g = use_gate_ ? weights.linear("g_proj", values_, hidden) : Linear{{}, {}, 0, hidden};
+        const Linear a = weights.linear("a_proj", heads, hidden);
+        const Linear b = weights.linear("b_proj", heads, hidden);
+        const Linear l =
+            shape_.log_linear() ? weights.linear("l_proj", heads * shape_.levels, hidden) : Linear{{}, {}, 0, hidden};
+        in_proj_ = stack_rows({&q, &k, &v, &g, &a, &b, &l});
+        gates_first_ = 2 * keys_ + values_ + g.outputs;
+    }
+
+    void load_convolutions(const WeightReader& weights) {
+        const ConfigReader& config = weights.config();
+        const bool with_convolution = config.get_bool("use_short_conv", true);
+        const bool bias = config.get_bool("conv_bias", false);
+        set_convolution(0, 2 * keys_ + values_, with_convolution ? read_conv_width(config, "conv_size") : 1,
+                        with_convolution && bias);
+        if (!with_convolution) return;
+        load_convolution(weights, "q_conv1d", 0, keys_, bias);
+        load_convolution(weights, "k_conv1d", keys_, keys_, bias);
+        load_convolution(weights, "v_conv1d", 2 * keys_, values_, bias);
+    }
+
+    std::int64_t keys_ = 0;         // key_heads * d_k
+    std::int64_t values_ = 0;       // heads * d_v
+    std::int64_t gates_first_ = 0;  // column of a
+    bool use_gate_ = true;
+    bool negative_eigenvalues_ = false;
+    float norm_eps_ = 1e-6F;
+    float query_scale_ = 1.0F;
+    Buffer<float> level_scale_;  // L [heads, levels]
+    Buffer<float> dt_bias_;      // [heads]
+    Buffer<float> a_log_;        // [heads]
+    Buffer<float> norm_;         // [d_v]
+};
+
+LayerParts gated_deltanet_layer(const WeightReader& layer, bool log_linear) {
+    const ConfigReader& config = layer.config();
+    const std::int64_t hidden = config.require_int("hidden_size");
+    require_silu(config);
+    LayerParts parts;
+    parts.mixer_norm = layer.load("attn_norm.weight", {hidden});
+    parts.mixer = std::make_unique<GatedDeltaMixer>(layer.under("attn."), log_linear);
+    parts.mlp_norm = layer.load("mlp_norm.weight", {hidden});
+    parts.mlp = std::make_unique<GatedMlp>(layer.under("mlp."), hidden, config.get_int("hidden_ratio", 4),
+                                           config.get_int("intermediate_size", 0));
+    return parts;
+}
+
+}  // namespace
+
+Family gated_deltanet_family() {
+    return {"gated_deltanet", "model.", "norm.weight", 1e-6,
+            [](const WeightReader& layer) { return gated_deltanet_layer(layer, false); }};
+}
+
+Family h_gated_deltanet_family() {
+    return {"h_gated_deltanet", "model.", "norm.weight", 1e-6,
+            [](const WeightReader& layer) { return gated_deltanet_layer(layer, true); }};
+}
+
+}  // namespace fenwick

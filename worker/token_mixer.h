@@ -1,0 +1,65 @@
+// The sequence-mixing half of a layer: what the families share, and the two steps in which they differ.
+//
+//   projected = x in_proj^T            columns: what the convolution reads, and the family's gates
+//   convolved = conv(projected[conv])  causal, depthwise, SiLU; needs the rows before the shard (halo)
+//   inputs    = gates(...)             q, k, v, decay, beta, lambda: the family's own step
+//   o         = mixer(inputs)          kernels/mixer.h, with the tree exchange between its two steps
+//   y         = read_out(...)          skip, gate, norm: the family's own step
+//   x        += y out_proj^T
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/convolution.h"
+#include "kernels/mixer.h"
+#include "worker/arena.h"
+#include "worker/weights.h"
+
+namespace fenwick {
+
+class TokenMixer {
+public:
+    virtual ~TokenMixer() = default;
+
+    [[nodiscard]] const MixerShape& shape() const { return shape_; }
+    [[nodiscard]] const Linear& in_proj() const { return in_proj_; }
+    [[nodiscard]] const Linear& out_proj() const { return out_proj_; }
+
+    /// Columns of `projected` that the convolution reads: [conv_first(), conv_first() + conv_channels()).
+    [[nodiscard]] std::int64_t conv_first() const { return conv_first_; }
+    [[nodiscard]] std::int64_t conv_channels() const { return conv_channels_; }
+    /// 1 when the family runs without a convolution (SiLU alone).
+    [[nodiscard]] std::int64_t conv_width() const { return conv_width_; }
+    [[nodiscard]] Convolution convolution() const;
+    [[nodiscard]] std::int64_t halo_rows() const { return conv_width_ - 1; }
+
+    /// `projected` [rows, in_proj.outputs] and `convolved` [rows, conv_channels]; both may be changed in place and are
+    /// read by the result.
+    [[nodiscard]] virtual MixerInputs gates(MatrixView<float> projected, MatrixView<float> convolved, Arena& arena,
+                                            int threads) const = 0;
+
+    /// Turns the mixer's output `o` [rows, heads * d_v] into the rows that out_proj reads, in place.
+    virtual void read_out(MatrixView<const float> projected, MatrixView<const float> convolved, MatrixView<float> o,
+                          int threads) const = 0;
+
+protected:
+    /// Depthwise weights [channels, 1, width] (or [channels, width]) of one convolution, into rows [first_channel,
+    /// ...).
+    void set_convolution(std::int64_t first_column, std::int64_t channels, std::int64_t width, bool with_bias);
+    void load_convolution(const WeightReader& weights, const std::string& name, std::int64_t first_channel,
+                          std::int64_t channels, bool with_bias);
+
+    MixerShape shape_;
+    Linear in_proj_;
+    Linear out_proj_;
+
+private:
+    std::int64_t conv_first_ = 0;
+    std::int64_t conv_channels_ = 0;
+    std::int64_t conv_width_ = 1;
+    Buffer<float> conv_weight_;  // [channels, width]
+    Buffer<float> conv_bias_;    // [channels] or empty
+};
+
+}  // namespace fenwick
