@@ -1,0 +1,120 @@
+#include "coordinator/gang_host.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <exception>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "parallel/self_communicator.h"
+#include "parallel/thread_world.h"
+
+namespace fenwick {
+namespace {
+
+/// The current exception as an Error; one of a rank other than 0 names it.
+Error current_error(int rank) {
+    const std::string prefix = rank == 0 ? "" : fmt::format("rank {}: ", rank);
+    try {
+        throw;
+    } catch (const Error& e) {
+        return {e.code(), prefix + e.what()};
+    } catch (const std::bad_alloc&) {
+        return {ExitCode::kUnavailable,
+                prefix + "out of memory: use a smaller --pass-tokens, or more ranks on more hosts"};
+    } catch (const std::exception& e) {
+        return {ExitCode::kInternal, prefix + e.what()};
+    } catch (...) {
+        return {ExitCode::kInternal, prefix + "an error of unknown type"};
+    }
+}
+
+/// Rank 0's part. An error of `lead` itself leaves a whole gang: it is told to finish and the error is returned. Throws
+/// when the gang is broken.
+std::exception_ptr lead_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads,
+                             const Lead& lead) {
+    LedGang gang(model, comm, threads);
+    std::exception_ptr error;
+    try {
+        lead(gang);
+    } catch (...) {
+        if (gang.broken()) throw;
+        error = std::current_exception();
+    }
+    gang.finish();
+    return error;
+}
+
+std::exception_ptr take_part(const std::shared_ptr<const Model>& model, Communicator& comm, int threads,
+                             const Lead& lead) {
+    if (comm.rank() == 0) return lead_gang(model, comm, threads, lead);
+    try {
+        serve_gang(model, comm, threads);
+    } catch (...) {
+        throw current_error(comm.rank());
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int threads, const Lead& lead) {
+    std::exception_ptr error;
+    if (ranks == 1) {
+        SelfCommunicator self;
+        error = lead_gang(model, self, threads, lead);
+    } else {
+        run_thread_ranks(ranks, [&](Communicator& comm) {
+            std::exception_ptr own = take_part(model, comm, threads, lead);
+            if (comm.rank() == 0) error = own;
+        });
+    }
+    if (error != nullptr) std::rethrow_exception(error);
+}
+
+void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, const Lead& lead) {
+    std::exception_ptr error;
+    try {
+        error = take_part(model, comm, threads, lead);
+    } catch (...) {
+        comm.abort(current_error(comm.rank()).what());
+        throw;
+    }
+    if (error != nullptr) std::rethrow_exception(error);
+}
+
+void together(Communicator& comm, const std::function<void()>& step) {
+    std::exception_ptr error;
+    int code = 0;
+    try {
+        step();
+    } catch (...) {
+        const Error own = current_error(comm.rank());
+        code = static_cast<int>(own.code());
+        error = comm.rank() == 0 ? std::current_exception() : std::make_exception_ptr(own);
+    }
+    std::array<int, 2> first = {-1, 0};  // the lowest rank that failed, its exit code
+    if (comm.rank() == 0) {
+        std::vector<int> codes(static_cast<std::size_t>(comm.size()), 0);
+        std::vector<RecvOp> receives;
+        for (int rank = 1; rank < comm.size(); ++rank) {
+            receives.push_back({rank, std::as_writable_bytes(std::span(&codes[static_cast<std::size_t>(rank)], 1))});
+        }
+        comm.exchange({}, receives);
+        codes[0] = code;
+        for (int rank = comm.size() - 1; rank >= 0; --rank) {
+            if (codes[static_cast<std::size_t>(rank)] != 0) first = {rank, codes[static_cast<std::size_t>(rank)]};
+        }
+    } else {
+        const SendOp send{0, std::as_bytes(std::span(&code, 1))};
+        comm.exchange(std::span(&send, 1), {});
+    }
+    broadcast(comm, std::as_writable_bytes(std::span(first)));
+    if (first[0] < 0) return;
+    if (first[0] == comm.rank()) std::rethrow_exception(error);
+    throw PeerFailed(static_cast<ExitCode>(first[1]), first[0]);
+}
+
+}  // namespace fenwick

@@ -1,0 +1,221 @@
+#include "coordinator/output_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string_view>
+#include <system_error>
+
+#include "core/errors.h"
+
+namespace fenwick {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLockName = "lock";
+constexpr std::size_t kNamesInMessage = 5;
+
+[[noreturn]] void throw_unavailable(const fs::path& path, const char* action, const std::error_code& error) {
+    throw UnavailableError(fmt::format("{}: cannot {}: {}", path.string(), action, error.message()));
+}
+
+std::error_code last_error() {
+    return {errno, std::generic_category()};
+}
+
+bool is_temporary(std::string_view name) {
+    return name.starts_with(".fenwick-") && name.ends_with(".tmp");
+}
+
+/// Whether an entry of the output folder itself is one that Fenwick makes. Folders are looked into elsewhere.
+bool is_own_file(std::string_view name) {
+    constexpr std::array<std::string_view, 4> kOwn = {"results.jsonl", "errors.jsonl", "manifest.json", "job.json"};
+    return is_temporary(name) || std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end();
+}
+
+bool is_own_nll(std::string_view name) {
+    return is_temporary(name) || name.ends_with(".npy") || name.ends_with(".npy.part");
+}
+
+template <class Visit>
+void for_each_entry(const fs::path& folder, Visit&& visit) {
+    std::error_code error;
+    fs::directory_iterator it(folder, error);
+    for (; !error && it != fs::directory_iterator(); it.increment(error)) visit(*it);
+    if (error) throw_unavailable(folder, "list", error);
+}
+
+bool holds_nothing(const fs::path& folder) {
+    bool empty = true;
+    for_each_entry(folder, [&](const fs::directory_entry&) { empty = false; });
+    return empty;
+}
+
+/// Real folders only: a link could lead to files that are not Fenwick's.
+bool is_plain_folder(const fs::directory_entry& entry) {
+    std::error_code error;
+    return fs::is_directory(entry.symlink_status(error));
+}
+
+void remove_everything(const fs::path& path) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (error) throw_unavailable(path, "remove", error);
+}
+
+/// All that an earlier run left but the lock; only after foreign_files found nothing else.
+void remove_outputs(const fs::path& folder) {
+    // The manifest first: a folder that is half removed must not look complete.
+    remove_everything(folder / "manifest.json");
+    for_each_entry(folder, [&](const fs::directory_entry& entry) {
+        if (entry.path().filename() != "work") remove_everything(entry.path());
+    });
+    for_each_entry(folder / "work", [&](const fs::directory_entry& entry) {
+        if (entry.path().filename() != kLockName) remove_everything(entry.path());
+    });
+}
+
+}  // namespace
+
+void remove_file(const fs::path& file) {
+    std::error_code error;
+    fs::remove(file, error);
+    if (error) throw_unavailable(file, "remove", error);
+}
+
+std::vector<std::string> foreign_files(const fs::path& folder, std::size_t limit) {
+    std::vector<std::string> found;
+    for_each_entry(folder, [&](const fs::directory_entry& entry) {
+        const std::string name = entry.path().filename().string();
+        if (name == "nll" && is_plain_folder(entry)) {
+            for_each_entry(entry.path(), [&](const fs::directory_entry& inner) {
+                const std::string file = inner.path().filename().string();
+                if (!is_own_nll(file)) found.push_back("nll/" + file);
+            });
+        } else if (name == "work" && is_plain_folder(entry)) {
+            // Every run puts a lock there first: a folder without one belongs to somebody else.
+            if (!fs::exists(entry.path() / kLockName) && !holds_nothing(entry.path())) found.push_back("work/");
+        } else if (!is_own_file(name) || is_plain_folder(entry)) {
+            found.push_back(name);
+        }
+    });
+    std::sort(found.begin(), found.end());
+    if (found.size() > limit) found.resize(limit);
+    return found;
+}
+
+OutputFolder::OutputFolder(fs::path path, OpenMode mode) : path_(std::move(path)) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path_, error);
+    if (status.type() == fs::file_type::none) throw_unavailable(path_, "open the output folder", error);
+    if (fs::exists(status) && !fs::is_directory(status)) {
+        throw UsageError(fmt::format("--output {}: expected a folder, found a file", path_.string()));
+    }
+    if (fs::exists(status)) {
+        if (!holds_nothing(path_)) {
+            if (mode == OpenMode::kFresh) {
+                throw UsageError(
+                    fmt::format("--output {}: the folder is not empty; use --resume to continue what is there, "
+                                "--overwrite to replace it, or another folder",
+                                path_.string()));
+            }
+            const std::vector<std::string> foreign = foreign_files(path_, kNamesInMessage);
+            if (mode == OpenMode::kOverwrite && !foreign.empty()) {
+                throw UsageError(
+                    fmt::format("--output {}: --overwrite removes only what fenwick wrote, and these are not such: {}; "
+                                "move them away or use another folder",
+                                path_.string(), fmt::join(foreign, ", ")));
+            }
+            const bool own = fs::exists(job()) || fs::exists(results()) || fs::exists(work() / kLockName);
+            if (mode == OpenMode::kResume && !own && !foreign.empty()) {
+                throw UsageError(
+                    fmt::format("--output {}: --resume found no output of fenwick there, but other files: {}",
+                                path_.string(), fmt::join(foreign, ", ")));
+            }
+        }
+    } else {
+        fs::create_directories(path_, error);
+        if (error) throw_unavailable(path_, "create the output folder", error);
+        created_ = true;
+    }
+    lock();
+    if (mode == OpenMode::kOverwrite) remove_outputs(path_);
+    for (const fs::path& folder : {path_ / "nll", work()}) {
+        fs::create_directories(folder, error);
+        if (error) throw_unavailable(folder, "create", error);
+    }
+    remove_temporaries(path_);
+    remove_temporaries(path_ / "nll");
+    remove_temporaries(work());
+}
+
+void OutputFolder::lock() {
+    std::error_code error;
+    const fs::path file = work() / kLockName;
+    // A run that ends removes work/ with the lock: a lock taken on a name that is gone is taken again.
+    for (int attempt = 0; attempt < 100; ++attempt) {
+        fs::create_directories(work(), error);
+        if (error) throw_unavailable(work(), "create", error);
+        FileDescriptor fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+        if (fd.get() < 0) {
+            if (errno == ENOENT) continue;
+            throw_unavailable(file, "create the lock file", last_error());
+        }
+        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+            if (errno == EWOULDBLOCK) {
+                throw UnavailableError(fmt::format(
+                    "--output {}: another run of fenwick is writing there; wait for its end or use another folder",
+                    path_.string()));
+            }
+            throw_unavailable(file, "lock", last_error());
+        }
+        struct stat opened = {};
+        struct stat named = {};
+        if (::fstat(fd.get(), &opened) != 0) throw_unavailable(file, "stat", last_error());
+        if (::stat(file.c_str(), &named) == 0 && named.st_ino == opened.st_ino && named.st_dev == opened.st_dev) {
+            lock_ = std::move(fd);
+            return;
+        }
+    }
+    throw UnavailableError(fmt::format("{}: cannot take the lock: the file keeps disappearing", file.string()));
+}
+
+void OutputFolder::remove_work() {
+    for_each_entry(path_ / "nll", [](const fs::directory_entry& entry) {
+        if (entry.path().extension() == ".part") remove_everything(entry.path());
+    });
+    remove_everything(work());
+    lock_ = FileDescriptor();
+}
+
+OutputFolder::~OutputFolder() {
+    if (lock_.get() < 0) return;
+    try {
+        // Nothing was written: leave nothing, so that the same command can be given again.
+        bool untouched = true;
+        for_each_entry(path_, [&](const fs::directory_entry& entry) {
+            if (!is_plain_folder(entry)) untouched = false;
+        });
+        if (!untouched || !holds_nothing(path_ / "nll")) return;
+        for_each_entry(work(), [&](const fs::directory_entry& entry) {
+            if (entry.path().filename() != kLockName) untouched = false;
+        });
+        if (!untouched) return;
+        remove_everything(work());
+        remove_everything(path_ / "nll");
+        if (created_) remove_everything(path_);
+    } catch (const std::exception& error) {
+        spdlog::warn("{}", error.what());
+    }
+}
+
+}  // namespace fenwick

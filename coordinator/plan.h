@@ -1,0 +1,61 @@
+// What a run will do and cost, from pure functions of lengths, ranks and the model's layers. Nothing is computed.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "worker/model.h"
+
+namespace fenwick {
+
+struct PlanRequest {
+    std::vector<std::int64_t> documents;  ///< tokens of each
+    int ranks = 1;
+    std::int64_t pass_tokens = 0;  ///< kUnlimitedPass, or a multiple of kBlockTokens
+};
+
+/// One kind of layer (layers of equal cost): figures for one of them.
+struct LayerPlan {
+    std::string mixer;
+    std::int64_t layers = 0;
+    std::int64_t summary_bytes = 0;
+    std::int64_t halo_bytes = 0;
+    std::int64_t bytes_sent_per_rank_and_pass = 0;  ///< of the rank and pass that send most
+};
+
+/// Figures of shards and exchange are those of the longest document, whole passes; costs are sums over all documents.
+struct Plan {
+    std::int64_t documents = 0;
+    std::int64_t tokens = 0;
+    std::int64_t longest = 0;
+    int ranks = 1;
+    std::int64_t pass_tokens = 0;            ///< of the longest document's longest pass
+    std::int64_t passes = 0;                 ///< of all documents
+    std::vector<std::int64_t> shard_tokens;  ///< [ranks], first pass of the longest document
+    int rounds = 0;                          ///< of the exchange, for each layer and pass
+    std::int64_t messages_per_rank = 0;      ///< most that a rank sends for one layer and pass
+    std::int64_t summaries_per_rank = 0;     ///< likewise
+    std::vector<LayerPlan> layers;
+    std::int64_t exchange_bytes_per_rank = 0;    ///< all layers, one pass
+    std::int64_t weight_bytes = 0;               ///< for each process
+    std::int64_t state_bytes_per_rank = 0;       ///< carried lists of all layers and one layer's summaries
+    std::int64_t activation_bytes_per_rank = 0;  ///< one layer at work
+    std::int64_t result_bytes = 0;               ///< NLL files
+    double flops = 0;
+};
+
+[[nodiscard]] Plan make_plan(const Model& model, const PlanRequest& request);
+
+/// Sum of the number of set bits of 0, 1, ..., blocks - 1: entering states of a document's blocks.
+[[nodiscard]] std::int64_t entering_states(std::int64_t blocks);
+
+[[nodiscard]] nlohmann::ordered_json to_json(const Plan& plan);
+/// The table that people read, several lines.
+[[nodiscard]] std::string to_text(const Plan& plan);
+
+/// "512 B", "1.5 MiB", ...
+[[nodiscard]] std::string bytes_text(std::int64_t bytes);
+
+}  // namespace fenwick
