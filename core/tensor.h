@@ -36,8 +36,7 @@ struct MatrixView {
     }
     /// A view of mutable elements is also a view of constant ones.
     operator MatrixView<const T>() const  // NOLINT(google-explicit-constructor)
-        requires(!std::is_const_v<T>)
-    {
+        requires(!std::is_const_v<T>) {
         return {data, rows, cols, stride};
     }
 };
@@ -58,7 +57,8 @@ public:
             throw InternalError("Buffer: impossible size " + std::to_string(size));
         }
         if (size == 0) return;
-        const std::size_t bytes = (static_cast<std::size_t>(size) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+        const std::size_t bytes =
+            (static_cast<std::size_t>(size) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
         data_ = static_cast<T*>(std::aligned_alloc(kAlignment, bytes));
         if (data_ == nullptr) throw std::bad_alloc();
     }

@@ -39,7 +39,7 @@ using Rename = std::function<std::string(std::string name, std::vector<std::int6
 template <class Change>
 void rewrite_model(
     const std::filesystem::path& folder, const std::filesystem::path& to, const std::string& family,
-    const Change& change, const Rename& rename = [](std::string name, auto&) { return name; }) {
+    const Change& change, const Rename& rename = [](const std::string& name, auto&) { return name; }) {
     std::filesystem::create_directories(to);
     Checkpoint from = Checkpoint::open(folder);
     SafetensorsWriter writer;
@@ -137,7 +137,7 @@ TEST_CASE("a constant lambda makes each log-linear family its linear one") {
                   [&](const std::string& name, Buffer<float>& values) {
                       no_skip(name, values);
                       if (name.ends_with("in_proj.weight")) {
-                          std::fill(values.begin() + kLinearOutputs * 64, values.end(), 0.0F);
+                          std::fill(values.begin() + kLinearOutputs * std::int64_t{64}, values.end(), 0.0F);
                       }
                       return true;
                   });
@@ -205,7 +205,7 @@ TEST_CASE("strong decay and A_log of minus infinity score finite and right") {
                 if (tensor.ends_with("dt_bias")) values[0] = dt_bias;
                 return true;
             });
-            const std::vector<float> nll = testing::score_on(Model::load(to), ids, 1, 0);
+            std::vector<float> nll = testing::score_on(Model::load(to), ids, 1, 0);
             INFO(family << name);
             CHECK(worst_difference(nll, reference::model_nll(to, ids, 1)) <= 1e-4);
             return nll;
@@ -273,7 +273,7 @@ TEST_CASE("models that do not fit their configuration are refused by name") {
     testing::TemporaryModels models;
     const std::filesystem::path good = models.make("mamba2");
     const auto with_config = [&](const std::string& name, const std::string& field, const nlohmann::json& value) {
-        const std::filesystem::path to = models.root() / name;
+        std::filesystem::path to = models.root() / name;
         rewrite_model(good, to, "mamba2", [](const std::string&, Buffer<float>&) { return true; });
         nlohmann::json config = ConfigReader::open(to / "config.json").json();
         config[field] = value;
