@@ -62,15 +62,15 @@ public:
         facts_.readable = !units_.empty();
         if (!facts_.readable) return facts_;
         seen_.assign(units_.size() * kEndings, false);
-        std::vector<Node> todo{{0, Ending::kOther}};
-        while (!todo.empty()) {
-            const Node node = todo.back();
-            todo.pop_back();
+        std::vector<Node> pending{{0, Ending::kOther}};
+        while (!pending.empty()) {
+            const Node node = pending.back();
+            pending.pop_back();
             for (const Node& child : visit(node)) {
                 const std::size_t mark = child.unit * kEndings + static_cast<std::size_t>(child.ending);
                 if (seen_[mark]) continue;
                 seen_[mark] = true;
-                todo.push_back(child);
+                pending.push_back(child);
             }
         }
         return facts_;
