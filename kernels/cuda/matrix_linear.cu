@@ -1,0 +1,205 @@
+// Outputs of the linear read-out: a warpgroup walks a block's chunks with 64 columns of the one state in
+// its registers. Two warpgroups share the tiles where a head has more columns.
+#include "core/cuda/check.h"
+#include "core/fenwick.h"
+#include "kernels/cuda/matrix_launch.h"
+#include "kernels/cuda/matrix_plan.h"
+#include "kernels/cuda/matrix_step.cuh"
+
+namespace fenwick::cuda::matrix {
+namespace {
+
+struct Arguments {
+    const bf16* q;
+    const bf16* k;
+    const bf16* v;
+    std::int64_t q_stride, k_stride, v_stride, rows, first_block;
+    int heads, heads_per_key, value_dim, tiles;
+    Prepared prepared;
+    const float* entering;
+    bf16* out;
+};
+
+template <int kDk, int kGroups>
+struct Stage {
+    alignas(1024) unsigned char q[kPanelBytes * kDk / 64];
+    alignas(1024) unsigned char k[kPanelBytes * kDk / 64];
+    alignas(1024) unsigned char v[kGroups * kPanelBytes];  // then the outputs
+    alignas(1024) unsigned char triangle[kPanelBytes];
+    alignas(1024) unsigned char scores[kPanelBytes];
+};
+
+// Two thread blocks of one warpgroup and d_k 128 just fit into a multiprocessor's 228 KiB: the decays stand apart, or
+// each stage would be padded.
+template <int kDk, int kGroups>
+struct Shared {
+    static constexpr int kStages = kGroups == 2 ? 3 : 2;
+    Stage<kDk, kGroups> stages[kStages];
+    float decays[kStages][2 * kC];
+};
+
+template <int kDk, int kGroups>
+__device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk, kGroups>& stage, float* decays,
+                                           std::int64_t chunk, int head, int first_column) {
+    constexpr int kThreads = 128 * kGroups;
+    const int key_head = head / args.heads_per_key;
+    const std::int64_t tile = opaque(chunk * args.heads + head);
+    const std::int64_t row = opaque(chunk * kC);
+    const int rows = args.rows - row < kC ? static_cast<int>(args.rows - row) : kC;
+    load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
+                                   args.k_stride, rows, kDk);
+    load_panels<kDk / 8, kThreads>(shared_address(stage.q), args.q + row * args.q_stride + key_head * kDk,
+                                   args.q_stride, rows, kDk);
+    load_panels<8 * kGroups, kThreads>(shared_address(stage.v),
+                                       args.v + row * args.v_stride + head * args.value_dim + first_column,
+                                       args.v_stride, rows, args.value_dim - first_column);
+    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
+    load_panels<8, kThreads>(shared_address(stage.scores), args.prepared.second + tile * kC * kC, kC, kC, kC);
+    if (threadIdx.x < 32) {
+        copy_16(shared_address(decays + 4 * threadIdx.x), args.prepared.decays + tile * 2 * kC + 4 * threadIdx.x, true);
+    }
+}
+
+// The warp's 16 columns of o^T into the panel, then out as rows. No other warp reads or writes these columns.
+__device__ __forceinline__ void store_outputs(const float (&o)[32], unsigned char* panel, int warp, bf16* to,
+                                              std::int64_t stride, int rows, int columns) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = lane / 4;  // of eight tokens
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        unsigned char* mine = panel + row * 128 + ((2 * warp + half) ^ row) * 16 + (lane % 4) * 4;
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            *reinterpret_cast<std::uint32_t*>(mine + n * 1024) =
+                transposed(pack(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]));
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int token = 16 * i + lane / 2;
+        const int piece = 2 * warp + lane % 2;
+        if (token < rows && piece * 8 < columns) {
+            *reinterpret_cast<uint4*>(to + token * stride + piece * 8) =
+                *reinterpret_cast<const uint4*>(panel + ((token * 128 + piece * 16) ^ ((token % 8) * 16)));
+        }
+    }
+}
+
+template <int kDk, int kGroups>
+__device__ __forceinline__ void step(Columns<kDk>& x, Stage<kDk, kGroups>& stage, const unsigned char* values,
+                                     const float* decays, int warp, float (&o)[32]) {
+    const std::uint32_t keys = shared_address(stage.k);
+    float y[32];
+    read_state<kDk, 4>(x, shared_address(stage.q), o);
+    read_state<kDk, 4>(x, keys, y);
+    scale_tokens(o, decays);
+    scale_tokens(y, decays);
+    subtract_from_values(y, shared_address(values), static_cast<std::uint32_t>(32 * warp));
+    std::uint32_t a[4][4];
+    pack_tokens(y, a);
+    clear(y);
+    products_begin(y);
+    add_triangle(a, shared_address(stage.triangle), y);
+    products_end(y);
+    pack_tokens(y, a);
+    products_begin(o);
+    add_triangle(a, shared_address(stage.scores), o);
+    products_end(o);
+    scale_tokens(y, decays + kC);
+    pack_tokens(y, a);
+    write_state<kDk>(x, decays[kC - 1], a, keys);
+}
+
+template <int kDk, int kGroups>
+__global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Arguments args) {
+    extern __shared__ __align__(1024) unsigned char raw[];
+    using Memory = Shared<kDk, kGroups>;
+    Memory& s = *reinterpret_cast<Memory*>(raw);
+    constexpr int kStages = Memory::kStages;
+    const unsigned work = blockIdx.x;  // 32-bit divisions
+    const auto tiles = static_cast<unsigned>(args.tiles);
+    const auto heads = static_cast<unsigned>(args.heads);
+    const int tile = static_cast<int>(work % tiles);
+    const int head = static_cast<int>(work / tiles % heads);
+    const std::int64_t block = work / tiles / heads;
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int group = static_cast<int>(threadIdx.x) / 128;
+    const int tile_column = 64 * kGroups * tile;
+    const int first_column = tile_column + 64 * group;
+    const int dv = args.value_dim;
+    const std::int64_t left = args.rows - block * kBlockTokens;
+    const int chunks = static_cast<int>((left < kBlockTokens ? left + kC - 1 : kBlockTokens) / kC);
+
+    Columns<kDk> x;
+    if (args.first_block + block == 0) {
+        clear(x);
+    } else {
+        load_columns<kDk>(x, args.entering + (block * args.heads + head) * kDk * dv, dv, first_column + 16 * warp, dv);
+    }
+    const auto load = [&](int c) {
+        if (c < chunks) {
+            load_stage<kDk, kGroups>(args, s.stages[c % kStages], s.decays[c % kStages], block * kC + c, head,
+                                     tile_column);
+        }
+        copies_commit();
+    };
+    for (int c = 0; c + 1 < kStages; ++c) load(c);
+    for (int c = 0; c < chunks; ++c) {
+        copies_wait<kStages - 2>();
+        publish_shared();
+        __syncthreads();  // the chunk is there, and everyone is done with the one before it
+        load(c + kStages - 1);
+        Stage<kDk, kGroups>& stage = s.stages[c % kStages];
+        unsigned char* values = stage.v + group * kPanelBytes;
+        float o[32];
+        step<kDk, kGroups>(x, stage, values, s.decays[c % kStages], warp, o);
+        const std::int64_t row = (block * kC + c) * kC;
+        store_outputs(o, values, warp, args.out + (row * args.heads + head) * dv + first_column,
+                      static_cast<std::int64_t>(args.heads) * dv,
+                      args.rows - row < kC ? static_cast<int>(args.rows - row) : kC, dv - first_column);
+    }
+}
+
+template <int kDk, int kGroups>
+void launch(Arguments args, std::int64_t blocks, cudaStream_t stream) {
+    constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk, kGroups>));
+    constexpr int kColumns = 64 * kGroups;
+    args.tiles = (args.value_dim + kColumns - 1) / kColumns;
+    allow_shared(read<kDk, kGroups>, kBytes);
+    read<kDk, kGroups>
+        <<<static_cast<unsigned>(blocks * args.heads * args.tiles), 128 * kGroups, kBytes, stream>>>(args);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+template <int kDk>
+void pick(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
+    const bool share = args.value_dim > 64 && static_cast<int>(sizeof(Shared<kDk, 2>)) <= most_shared_bytes();
+    share ? launch<kDk, 2>(args, blocks, stream) : launch<kDk, 1>(args, blocks, stream);
+}
+
+}  // namespace
+
+void launch_linear(const Walk& walk, void* out, cudaStream_t stream) {
+    const MixerShape& shape = walk.shape;
+    const MixerInputs& in = walk.inputs;
+    const Arguments args{static_cast<const bf16*>(in.q),
+                         static_cast<const bf16*>(in.k),
+                         static_cast<const bf16*>(in.v),
+                         in.q_stride,
+                         in.k_stride,
+                         in.v_stride,
+                         in.rows,
+                         walk.first_block,
+                         static_cast<int>(shape.heads),
+                         static_cast<int>(shape.heads / shape.key_heads),
+                         static_cast<int>(shape.value_dim),
+                         0,
+                         walk.prepared,
+                         walk.entering,
+                         static_cast<bf16*>(out)};
+    const std::int64_t blocks = (in.rows + kBlockTokens - 1) / kBlockTokens;
+    shape.key_dim == 128 ? pick<128>(args, blocks, stream) : pick<64>(args, blocks, stream);
+}
+
+}  // namespace fenwick::cuda::matrix

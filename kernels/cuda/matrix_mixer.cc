@@ -1,0 +1,193 @@
+// The matrix algebra's entry points (kernels/cuda/mixer_algebras.h): the workspace's layout and the order of the
+// launches.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "core/cuda/check.h"
+#include "core/errors.h"
+#include "core/fenwick.h"
+#include "kernels/cuda/matrix_plan.h"
+#include "kernels/summary.h"
+
+namespace fenwick::cuda {
+namespace {
+
+using namespace matrix;  // NOLINT(google-build-using-namespace): these files are one unit
+
+constexpr std::int64_t kTile = kChunkTokens * kChunkTokens;
+
+struct Carver {
+    unsigned char* memory;
+    std::size_t used = 0;
+
+    template <class T>
+    T* take(std::int64_t count) {
+        T* at = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + used);
+        used += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+        return at;
+    }
+};
+
+struct Layout {
+    Prepared prepared;
+    Nodes nodes;
+    float* entering = nullptr;
+    float* partial = nullptr;
+    float* states = nullptr;  // the checking path's
+    int slots = 1;
+    std::size_t bytes = 0;
+};
+
+std::int64_t blocks_of(std::int64_t rows) {
+    return (rows + kBlockTokens - 1) / kBlockTokens;
+}
+
+int most_slots(const MixerShape& shape, std::int64_t first_block, std::int64_t blocks) {
+    int most = 1;
+    if (!shape.log_linear()) return most;
+    for (std::int64_t z = first_block; z < first_block + blocks; ++z) {
+        most = std::max(most, std::popcount(static_cast<std::uint64_t>(z)));
+    }
+    return most;
+}
+
+Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block, void* memory) {
+    Carver carver{static_cast<unsigned char*>(memory)};
+    Layout layout;
+    const std::int64_t blocks = blocks_of(rows);
+    const std::int64_t last = first_block + blocks - 1;
+    layout.slots = most_slots(shape, first_block, blocks);
+    if (operand == Operand::kBf16) {
+        const std::int64_t tiles = (rows + kChunkTokens - 1) / kChunkTokens * shape.heads;
+        layout.prepared.triangle = carver.take<__nv_bfloat16>(tiles * kTile);
+        layout.prepared.second = carver.take<__nv_bfloat16>(tiles * kTile);
+        layout.prepared.decays = carver.take<float>(tiles * 2 * kChunkTokens);
+        if (shape.log_linear()) {
+            layout.prepared.scores = carver.take<__nv_bfloat16>(tiles * kTile);
+            layout.prepared.removes = carver.take<__nv_bfloat16>(tiles * kChunkTokens * shape.key_dim);
+            layout.prepared.reads = carver.take<__nv_bfloat16>(tiles * kChunkTokens * shape.key_dim);
+            layout.prepared.writes = carver.take<__nv_bfloat16>(tiles * kChunkTokens * shape.value_dim);
+        }
+        if (needs_partial_sums(layout.slots)) {
+            layout.partial = carver.take<float>(rows * shape.heads * shape.value_dim);
+        }
+    } else {
+        layout.states = carver.take<float>(static_cast<std::int64_t>(plain_state_floats(shape, blocks, layout.slots)));
+    }
+    layout.nodes.first_block = first_block;
+    layout.nodes.last_block = last;
+    layout.nodes.layer = summary_floats(shape);
+    for (int bit = 1; bit < kMaxBits && last >> bit > 0; ++bit) {
+        layout.nodes.formed[bit] = carver.take<float>(formed_nodes(first_block, last, bit) * layout.nodes.layer);
+    }
+    layout.entering = carver.take<float>(blocks * layout.slots * shape.heads * state_floats(shape));
+    layout.bytes = carver.used;
+    return layout;
+}
+
+std::string describe(const MixerCall& call) {
+    const MixerShape& s = call.shape;
+    return fmt::format(
+        "matrix transitions, {} operands, {} heads, {} key heads, d_k {}, d_v {}, {} levels, {} rows from block {}, "
+        "strides {} {} {}",
+        call.operand == Operand::kBf16 ? "bf16" : "fp32", s.heads, s.key_heads, s.key_dim, s.value_dim, s.levels,
+        call.inputs.rows, call.first_block, call.inputs.q_stride, call.inputs.k_stride, call.inputs.v_stride);
+}
+
+bool aligned(const void* data, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+
+// The products for other GPUs than Hopper's (mma.sync) compile, but no run has been held against the reference yet.
+void check_device(const MixerCall& call) {
+    int device = 0;
+    int major = 0;
+    FENWICK_CUDA_CHECK(cudaGetDevice(&device));
+    FENWICK_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (call.operand == Operand::kFp32 || major == 9) return;
+    throw UnavailableError(fmt::format(
+        "mixer: matrix transitions with bf16 operands are verified on GPUs of compute capability 9.0 alone, this "
+        "one has {}.x; use fp32 operands or --device cpu",
+        major));
+}
+
+void check_shape(const MixerCall& call) {
+    const MixerShape& s = call.shape;
+    constexpr std::int64_t kMostBlocks = std::int64_t{1} << 31;  // of a grid
+    const std::int64_t blocks = blocks_of(call.inputs.rows);
+    const bool common = s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0 && s.value_dim > 0 &&
+                        s.value_dim <= 256 && blocks * s.heads * kChunksPerBlock < kMostBlocks;
+    bool taken = false;
+    if (call.operand == Operand::kBf16) {
+        taken = (s.key_dim == 64 || s.key_dim == 128) && s.value_dim % 8 == 0 && s.levels <= 32 &&
+                aligned(call.inputs.q, call.inputs.q_stride) && aligned(call.inputs.k, call.inputs.k_stride) &&
+                aligned(call.inputs.v, call.inputs.v_stride);
+    } else {
+        taken = s.key_dim <= 256 && s.key_dim * s.value_dim * 4 <= std::int64_t{160} * 1024;
+    }
+    if (common && taken) return check_device(call);
+    throw InternalError(
+        "mixer: no GPU kernel takes " + describe(call) +
+        "; bf16 takes d_k 64 or 128, d_v a multiple of 8 up to 256, at most 32 levels, 16-byte aligned rows; "
+        "use --device cpu for other shapes");
+}
+
+void write_outputs(const MixerCall& call, const float* block_summaries, void* out, bool after_summaries) {
+    check_shape(call);
+    if (call.inputs.rows == 0) return;
+    const MixerShape& shape = call.shape;
+    const bool plain = call.operand == Operand::kFp32;
+    const std::int64_t blocks = blocks_of(call.inputs.rows);
+    Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
+    layout.nodes.blocks = block_summaries;
+    for (const EnteringNode& node : call.entering) {
+        if (node.bit >= kMaxBits) throw InternalError("mixer: a document of too many blocks: " + describe(call));
+        layout.nodes.entering[node.bit] = node.summary;
+    }
+    for (int bit = 1; bit < kMaxBits && layout.nodes.last_block >> bit > 0; ++bit) {
+        launch_combine(shape, layout.nodes, bit, call.stream);
+    }
+    if (layout.nodes.last_block > 0) {
+        (plain ? launch_plain_enter : launch_enter)(shape, layout.nodes, blocks, layout.slots, layout.entering,
+                                                    call.stream);
+    }
+    const Walk walk{shape,        call.inputs,   layout.prepared, layout.entering, call.first_block,
+                    layout.slots, layout.partial};
+    if (plain) return launch_plain_outputs(walk, static_cast<float*>(out), layout.states, call.stream);
+    const std::int64_t ready = after_summaries ? call.inputs.rows / kBlockTokens * kChunksPerBlock : 0;
+    launch_prepare(shape, call.inputs, (call.inputs.rows + kChunkTokens - 1) / kChunkTokens, true, ready,
+                   layout.prepared, call.stream);
+    if (!shape.log_linear()) return launch_linear(walk, out, call.stream);
+    launch_expand(walk, call.stream);
+    launch_log_linear(walk, out, call.stream);
+}
+
+}  // namespace
+
+std::size_t matrix_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
+                                   std::int64_t first_block) {
+    return lay_out(shape, operand, rows, first_block, nullptr).bytes;
+}
+
+void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* out) {
+    check_shape(call);
+    if (blocks == 0) return;
+    const MixerShape& shape = call.shape;
+    const Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
+    const Walk walk{shape, call.inputs, layout.prepared};
+    if (call.operand == Operand::kFp32) return launch_plain_summaries(walk, blocks, out, layout.states, call.stream);
+    launch_prepare(shape, call.inputs, blocks * kChunksPerBlock, false, 0, layout.prepared, call.stream);
+    launch_summaries(walk, blocks, out, call.stream);
+}
+
+void matrix_outputs(const MixerCall& call, const float* block_summaries, void* out) {
+    write_outputs(call, block_summaries, out, false);
+}
+
+void matrix::outputs_after_summaries(const MixerCall& call, const float* block_summaries, void* out) {
+    write_outputs(call, block_summaries, out, true);
+}
+
+}  // namespace fenwick::cuda

@@ -1,0 +1,91 @@
+// What the matrix algebra's kernels hand to each other through the workspace, and their launchers.
+//
+// 1. prepare:   per chunk and head T, ((Q K^T) * D) and the decays (DESIGN section 3, "Chunk form"); expand: W~, Q~, U~
+// for
+//               the log-linear read-out.
+// 2. summarise: per block and head (A, S), 64 columns of [A | S] a thread block, walking the block's chunks.
+// 3. combine, enter: the tree's nodes, then the states that enter each block.
+// 4. read:      per block and head the outputs, walking the chunks with the entering states.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/mixer_algebras.h"
+
+namespace fenwick::cuda::matrix {
+
+/// Bits that a block number may have.
+inline constexpr int kMaxBits = 40;
+
+/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero.
+struct Prepared {
+    __nv_bfloat16* triangle = nullptr;  ///< [tiles][64, 64] T
+    __nv_bfloat16* second = nullptr;  ///< [tiles][64, 64] for summaries what bf16 lost of T; for outputs P = (Q K^T) *
+                                      ///< D (linear) or P T (log-linear)
+    float* decays = nullptr;          ///< [tiles][2, 64] exp(G_i), exp(G_C - G_i)
+    // Log-linear outputs only.
+    __nv_bfloat16* scores = nullptr;   ///< [tiles][64, 64] lambda * (P T)
+    __nv_bfloat16* removes = nullptr;  ///< [tiles][64, d_k] W~ (matrix_expand.cu)
+    __nv_bfloat16* reads = nullptr;    ///< [tiles][64, d_k] Q~
+    __nv_bfloat16* writes = nullptr;   ///< [tiles][64, d_v] U~
+};
+
+/// Where the tree's nodes lie. A node is a packed layer summary.
+struct Nodes {
+    std::int64_t first_block = 0;
+    std::int64_t last_block = 0;           ///< the last block that anything enters
+    std::int64_t layer = 0;                ///< floats of a layer summary
+    const float* blocks = nullptr;         ///< [blocks of the shard][layer]
+    const float* entering[kMaxBits] = {};  ///< by bit; null where the shard's first block has none
+    float* formed[kMaxBits] = {};          ///< [bit][nodes formed in the shard][layer]
+};
+
+/// Number of nodes of `bit` >= 1 that are formed in the shard.
+[[nodiscard]] inline std::int64_t formed_nodes(std::int64_t first_block, std::int64_t last_block, int bit) {
+    return (last_block >> bit) - (first_block >> bit);
+}
+
+struct Walk {
+    MixerShape shape;
+    MixerInputs inputs;
+    Prepared prepared;
+    const float* entering =
+        nullptr;  ///< [blocks][slots][heads][d_k, d_v] (linear: one slot); block 0 of a document: unread
+    std::int64_t first_block = 0;
+    int slots = 0;             ///< most states that enter a block of the shard; linear: 1
+    float* partial = nullptr;  ///< log-linear, needs_partial_sums(slots): [rows, heads * d_v]
+};
+
+/// Whether the log-linear read-out takes so many entering states in several passes.
+[[nodiscard]] bool needs_partial_sums(int slots);
+
+/// For summaries or for outputs. `ready_chunks`: outputs, linear: T of so many first chunks is already there.
+void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t chunks, bool outputs,
+                    std::int64_t ready_chunks, const Prepared& to, cudaStream_t stream);
+void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStream_t stream);
+/// Forms the nodes of `bit` from those of bit - 1; both operand types.
+void launch_combine(const MixerShape& shape, const Nodes& nodes, int bit, cudaStream_t stream);
+/// to [blocks][slots][heads][d_k, d_v]: slot s of block z is E_b of z's s-th set bit, largest first; linear: their sum.
+void launch_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
+                  cudaStream_t stream);
+void launch_linear(const Walk& walk, void* out, cudaStream_t stream);
+/// W~, Q~ and U~ of all chunks, after launch_prepare.
+void launch_expand(const Walk& walk, cudaStream_t stream);
+void launch_log_linear(const Walk& walk, void* out, cudaStream_t stream);
+
+// The checking path: fp32 operands, CUDA cores, token by token.
+[[nodiscard]] std::size_t plain_state_floats(const MixerShape& shape, std::int64_t blocks, int slots);
+void launch_plain_summaries(const Walk& walk, std::int64_t blocks, float* out, float* states, cudaStream_t stream);
+void launch_plain_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
+                        cudaStream_t stream);
+void launch_plain_outputs(const Walk& walk, float* out, float* states, cudaStream_t stream);
+
+/// As matrix_outputs (kernels/cuda/mixer_algebras.h), for a workspace that still holds what matrix_block_summaries of
+/// the same inputs left there: the linear read-out then takes T of the whole blocks from it. The same bits, less work.
+void outputs_after_summaries(const MixerCall& call, const float* block_summaries, void* out);
+
+}  // namespace fenwick::cuda::matrix

@@ -1,0 +1,165 @@
+// Block summaries: a warpgroup walks the block's chunks with 64 columns of [A | S] in its registers, from [I | 0].
+//
+// The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
+// T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
+#include "core/cuda/check.h"
+#include "kernels/cuda/matrix_launch.h"
+#include "kernels/cuda/matrix_plan.h"
+#include "kernels/cuda/matrix_step.cuh"
+#include "kernels/summary.h"
+
+namespace fenwick::cuda::matrix {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct Arguments {
+    const bf16* k;
+    const bf16* v;
+    std::int64_t k_stride, v_stride;
+    int heads, heads_per_key, value_dim, tiles;
+    Prepared prepared;
+    float* out;
+};
+
+template <int kDk>
+struct Stage {
+    alignas(1024) unsigned char k[kPanelBytes * kDk / 64];
+    alignas(1024) unsigned char triangle[kPanelBytes];
+    alignas(1024) unsigned char other[kPanelBytes];  // the rest of T, or V
+    float decays[2 * kC];
+};
+
+template <int kDk>
+__device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& stage, std::int64_t chunk, int head,
+                                           bool transition, int first_column) {
+    const int key_head = head / args.heads_per_key;
+    const std::int64_t tile = opaque(chunk * args.heads + head);
+    const std::int64_t row = opaque(chunk * kC);
+    load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
+                                   args.k_stride, kC, kDk);
+    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
+    if (transition) {
+        load_panels<8, kThreads>(shared_address(stage.other), args.prepared.second + tile * kC * kC, kC, kC, kC);
+    } else {
+        load_panels<8, kThreads>(shared_address(stage.other),
+                                 args.v + row * args.v_stride + head * args.value_dim + first_column, args.v_stride, kC,
+                                 args.value_dim - first_column);
+    }
+    if (threadIdx.x < 32) {
+        copy_16(shared_address(stage.decays + 4 * threadIdx.x), args.prepared.decays + tile * 2 * kC + 4 * threadIdx.x,
+                true);
+    }
+    copies_commit();
+}
+
+template <int kDk>
+__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage) {
+    float y[32];
+    read_state_split<kDk, 2>(x, shared_address(stage.k), y);
+    negate(y);
+    scale_tokens(y, stage.decays);
+    std::uint32_t a[4][4];
+    std::uint32_t rest[4][4];
+    pack_tokens(y, a);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) pack_rest(y, step, a[step], rest[step]);
+    clear(y);
+    products_begin(y);
+    add_triangle(rest, shared_address(stage.triangle), y);
+    add_triangle(a, shared_address(stage.other), y);
+    add_triangle(a, shared_address(stage.triangle), y);
+    products_end(y);
+    scale_tokens(y, stage.decays + kC);
+    pack_tokens(y, a);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) pack_rest(y, step, a[step], rest[step]);
+    write_state<kDk>(x, stage.decays[kC - 1], rest, shared_address(stage.k));
+    write_state<kDk>(x, 1.0F, a, shared_address(stage.k));
+}
+
+template <int kDk>
+__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp) {
+    float y[32];
+    read_state<kDk, 4>(x, shared_address(stage.k), y);
+    scale_tokens(y, stage.decays);
+    subtract_from_values(y, shared_address(stage.other), static_cast<std::uint32_t>(32 * warp));
+    std::uint32_t a[4][4];
+    pack_tokens(y, a);
+    clear(y);
+    products_begin(y);
+    add_triangle(a, shared_address(stage.triangle), y);
+    products_end(y);
+    scale_tokens(y, stage.decays + kC);
+    pack_tokens(y, a);
+    write_state<kDk>(x, stage.decays[kC - 1], a, shared_address(stage.k));
+}
+
+template <int kDk>
+__global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
+    extern __shared__ __align__(1024) unsigned char raw[];
+    auto* stages = reinterpret_cast<Stage<kDk>*>(raw);
+    const unsigned work = blockIdx.x;  // 32-bit divisions
+    const auto tiles = static_cast<unsigned>(args.tiles);
+    const auto heads = static_cast<unsigned>(args.heads);
+    const int tile = static_cast<int>(work % tiles);
+    const int head = static_cast<int>(work / tiles % heads);
+    const std::int64_t block = work / tiles / heads;
+    const bool transition = tile < kDk / 64;
+    const int first_column = 64 * (transition ? tile : tile - kDk / 64);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+
+    Columns<kDk> x;
+#pragma unroll
+    for (int i = 0; i < kDk / 2; ++i) {
+        const int column = first_column + 16 * warp + lane / 4 + (i % 4 / 2) * 8;
+        x[i] = transition && column == (i / 4) * 8 + 2 * (lane % 4) + i % 2 ? 1.0F : 0.0F;
+    }
+    load_stage<kDk>(args, stages[0], block * kC, head, transition, first_column);
+    for (int c = 0; c < kC; ++c) {
+        copies_wait<0>();
+        publish_shared();
+        __syncthreads();  // the chunk is there, and everyone is done with the one before it
+        if (c + 1 < kC) load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        if (transition) {
+            step_transition<kDk>(x, stages[c % 2]);
+        } else {
+            step_state<kDk>(x, stages[c % 2], warp);
+        }
+    }
+    const int dv = args.value_dim;
+    float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
+    if (transition) {
+        store_columns<kDk>(x, out, kDk, first_column + 16 * warp, kDk);
+    } else {
+        store_columns<kDk>(x, out + kDk * kDk, dv, first_column + 16 * warp, dv);
+    }
+}
+
+template <int kDk>
+void launch(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
+    constexpr int kBytes = static_cast<int>(2 * sizeof(Stage<kDk>));
+    allow_shared(summarise<kDk>, kBytes);
+    summarise<kDk><<<static_cast<unsigned>(blocks * args.heads * args.tiles), kThreads, kBytes, stream>>>(args);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStream_t stream) {
+    const MixerShape& shape = walk.shape;
+    const Arguments args{static_cast<const bf16*>(walk.inputs.k),
+                         static_cast<const bf16*>(walk.inputs.v),
+                         walk.inputs.k_stride,
+                         walk.inputs.v_stride,
+                         static_cast<int>(shape.heads),
+                         static_cast<int>(shape.heads / shape.key_heads),
+                         static_cast<int>(shape.value_dim),
+                         static_cast<int>(shape.key_dim / 64 + (shape.value_dim + 63) / 64),
+                         walk.prepared,
+                         out};
+    shape.key_dim == 128 ? launch<128>(args, blocks, stream) : launch<64>(args, blocks, stream);
+}
+
+}  // namespace fenwick::cuda::matrix

@@ -1,0 +1,254 @@
+// Tiles of the matrix algebra in shared memory, and products of 16 state columns a warp with them.
+//
+// States are kept transposed: a warp owns 16 columns of a state X [d_k, columns] as the 16 rows of X^T, in the matrix
+// units' accumulator layout: lane l holds rows l / 4 and l / 4 + 8, and of every 8 columns 2 (l % 4) and 2 (l % 4) + 1.
+// Two neighbouring 8-column accumulators, rounded to bf16, are the A operand of the next product: states never leave
+// the registers. Warps need nothing from each other; four of them share one warpgroup instruction on sm_90a.
+//
+// A tile in shared memory is made of panels of 64 bf16 columns: a row of a panel has 128 bytes, and its 16-byte pieces
+// are permuted by (row mod 8) (the 128-byte swizzle of the PTX ISA). Panels start at multiples of 1,024 bytes.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/matrix_wgmma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define FENWICK_MATRIX_WGMMA 1
+#else
+#define FENWICK_MATRIX_WGMMA 0
+#endif
+
+namespace fenwick::cuda::matrix {
+
+using bf16 = __nv_bfloat16;
+
+inline constexpr int kC = 64;                    // rows of a chunk
+inline constexpr int kPanelBytes = kC * 64 * 2;  // a panel of one chunk
+
+__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t address) {
+    return address ^ ((address >> 3) & 0x70U);
+}
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+    std::uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ __forceinline__ float low_of(std::uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float high_of(std::uint32_t pair) {
+    return __uint_as_float(pair & 0xFFFF0000U);
+}
+
+/// A operand for columns [16 kStep, 16 kStep + 16) of accumulators.
+template <int kSize>
+__device__ __forceinline__ void pack_step(const float (&c)[kSize], int step, std::uint32_t (&a)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = pack(c[8 * step + 2 * i], c[8 * step + 2 * i + 1]);
+}
+/// What bf16 lost: the low half of a split operand.
+template <int kSize>
+__device__ __forceinline__ void pack_rest(const float (&c)[kSize], int step, const std::uint32_t (&a)[4],
+                                          std::uint32_t (&rest)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        rest[i] = pack(c[8 * step + 2 * i] - low_of(a[i]), c[8 * step + 2 * i + 1] - high_of(a[i]));
+    }
+}
+
+// ---- copies into shared memory -------------------------------------------------------------------------------------
+
+/// 16 bytes, or zeros when `valid` is false.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ void copies_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+/// Shared memory written by ordinary stores and copies becomes visible to warpgroup products; before the barrier.
+__device__ __forceinline__ void publish_shared() {
+#if FENWICK_MATRIX_WGMMA
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/// Rows [0, 64) of a matrix of `columns` (a multiple of 8, at most kPieces * 8) into panels; rows from `rows` on and
+/// columns from `columns` on become zero. `stride` in elements.
+template <int kPieces, int kThreads>
+__device__ __forceinline__ void load_panels(std::uint32_t to, const bf16* from, std::int64_t stride, int rows,
+                                            int columns) {
+    static_assert(kThreads % (8 * kPieces) == 0);  // a thread keeps its piece and its place in the swizzle
+    constexpr int kStep = kThreads / kPieces;
+    const int piece = static_cast<int>(threadIdx.x) % kPieces;
+    int row = static_cast<int>(threadIdx.x) / kPieces;
+    if (piece * 8 >= columns) rows = 0;
+    const bf16* mine = from + row * stride + piece * 8;
+    std::uint32_t at =
+        swizzled(to + static_cast<std::uint32_t>((piece / 8) * kPanelBytes + row * 128 + (piece % 8) * 16));
+#pragma unroll
+    for (int first = 0; first < kC; first += kStep) {
+        if (kC % kStep != 0 && row >= kC) break;
+        copy_16(at, row < rows ? mine : from, row < rows);
+        mine += kStep * stride;
+        at += kStep * 128;
+        row += kStep;
+    }
+}
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void ldmatrix(std::uint32_t (&r)[4], std::uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void ldmatrix_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void mma(float& c0, float& c1, float& c2, float& c3, const std::uint32_t (&a)[4],
+                                    std::uint32_t b0, std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// A operand from a tile: rows [row, row + 16) (row a multiple of 8) and 16 columns of the panel at `address` (start of
+/// the panel's row 0 plus 2 bytes a column).
+__device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t address, int row) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t mine =
+        swizzled(address + static_cast<std::uint32_t>((lane % 8 + (lane / 8 % 2) * 8) * 128 + (lane / 16) * 16));
+    ldmatrix(a, mine + static_cast<std::uint32_t>(row * 128));
+}
+/// A operand (the transpose of a tile): 16 columns from byte `column_bytes` on become rows; the tile's rows
+/// [row, row + 16) (row a multiple of 8) become columns.
+__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t panel, int row,
+                                                  std::uint32_t column_bytes) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t mine = swizzled(
+        panel + column_bytes + static_cast<std::uint32_t>((lane % 8 + (lane / 16) * 8) * 128 + (lane / 8 % 2) * 16));
+    ldmatrix_transposed(a, mine + static_cast<std::uint32_t>(row * 128));
+}
+/// An 8x8 tile held by a warp, two neighbours of a row a lane: becomes its transpose.
+__device__ __forceinline__ std::uint32_t transposed(std::uint32_t pairs) {
+    std::uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pairs));
+    return r;
+}
+/// Hides where a value comes from: keeps the compiler from carrying what is derived from it in registers over a loop.
+__device__ __forceinline__ std::int64_t opaque(std::int64_t x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+__device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+template <int kSize>
+__device__ __forceinline__ void keep(float (&c)[kSize]) {
+#if FENWICK_MATRIX_WGMMA
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(c[i])::"memory");
+#endif
+}
+
+/// Opens a group of products into `c`; nothing may touch `c` or the A operands until products_end.
+template <int kSize>
+__device__ __forceinline__ void products_begin(float (&c)[kSize]) {
+#if FENWICK_MATRIX_WGMMA
+    keep(c);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+template <int kSize>
+__device__ __forceinline__ void products_end(float (&c)[kSize]) {
+#if FENWICK_MATRIX_WGMMA
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    keep(c);
+#endif
+}
+
+#if FENWICK_MATRIX_WGMMA
+// Offsets are constants: the descriptor of a tile is made once, and its address field moves by them.
+template <int kN, bool kTransposed, int kSize>
+__device__ __forceinline__ void wgmma(float (&c)[kSize], const std::uint32_t (&a)[4], std::uint32_t tile, int offset,
+                                      int panel_stride) {
+    const std::uint32_t low =
+        (tile >> 4 | static_cast<std::uint32_t>(panel_stride >> 4) << 16) + static_cast<std::uint32_t>(offset >> 4);
+    constexpr std::uint32_t kHigh = 1024 >> 4 | 1U << 30;
+    const std::uint64_t descriptor = static_cast<std::uint64_t>(kHigh) << 32 | low;
+    if constexpr (kN == 64) wgmma_64<kTransposed>(c, a, descriptor);
+    if constexpr (kN == 128) wgmma_128<kTransposed>(c, a, descriptor);
+}
+#endif
+
+/// c += A B with B[k, n] = tile[n][k], n < kN, k < 16. `offset`: bytes from the tile's start to its element [0][0],
+/// before the swizzle. Rows of the panel follow each other for all n.
+template <int kN, int kSize>
+__device__ __forceinline__ void product_nt(float (&c)[kSize], const std::uint32_t (&a)[4], std::uint32_t tile,
+                                           int offset) {
+#if FENWICK_MATRIX_WGMMA
+    wgmma<kN, false>(c, a, tile, offset, 16);
+#else
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t mine =
+        swizzled(tile + static_cast<std::uint32_t>(offset + (lane % 8 + (lane / 16) * 8) * 128 + (lane / 8 % 2) * 16));
+#pragma unroll
+    for (int n = 0; n < kN; n += 16) {
+        std::uint32_t b[4];
+        ldmatrix(b, mine + static_cast<std::uint32_t>(n * 128));
+        mma(c[n / 2], c[n / 2 + 1], c[n / 2 + 2], c[n / 2 + 3], a, b[0], b[1]);
+        mma(c[n / 2 + 4], c[n / 2 + 5], c[n / 2 + 6], c[n / 2 + 7], a, b[2], b[3]);
+    }
+#endif
+}
+
+/// c += A B with B[k, n] = tile[k][n], k < 16; columns 64 and up lie in the next panel, `panel_stride` bytes on.
+template <int kN, int kSize>
+__device__ __forceinline__ void product_nn(float (&c)[kSize], const std::uint32_t (&a)[4], std::uint32_t tile,
+                                           int offset, int panel_stride) {
+#if FENWICK_MATRIX_WGMMA
+    wgmma<kN, true>(c, a, tile, offset, panel_stride);
+#else
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t mine = tile + static_cast<std::uint32_t>(offset + (lane % 16) * 128 + (lane / 16) * 16);
+#pragma unroll
+    for (int n = 0; n < kN; n += 16) {
+        std::uint32_t b[4];
+        ldmatrix_transposed(b, swizzled(mine + static_cast<std::uint32_t>((n / 64) * panel_stride + (n % 64) * 2)));
+        mma(c[n / 2], c[n / 2 + 1], c[n / 2 + 2], c[n / 2 + 3], a, b[0], b[1]);
+        mma(c[n / 2 + 4], c[n / 2 + 5], c[n / 2 + 6], c[n / 2 + 7], a, b[2], b[3]);
+    }
+#endif
+}
+
+template <int kSize>
+__device__ __forceinline__ void clear(float (&c)[kSize]) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) c[i] = 0.0F;
+}
+
+}  // namespace fenwick::cuda::matrix
