@@ -34,8 +34,8 @@ Error current_error(int rank) {
 /// Rank 0's part. An error of `lead` itself leaves a whole gang: it is told to finish and the error is returned. Throws
 /// when the gang is broken.
 std::exception_ptr lead_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads,
-                             const Lead& lead) {
-    LedGang gang(model, comm, threads);
+                             Compute compute, const Lead& lead) {
+    LedGang gang(model, comm, threads, compute);
     std::exception_ptr error;
     try {
         lead(gang);
@@ -48,10 +48,10 @@ std::exception_ptr lead_gang(const std::shared_ptr<const Model>& model, Communic
 }
 
 std::exception_ptr take_part(const std::shared_ptr<const Model>& model, Communicator& comm, int threads,
-                             const Lead& lead) {
-    if (comm.rank() == 0) return lead_gang(model, comm, threads, lead);
+                             Compute compute, const Lead& lead) {
+    if (comm.rank() == 0) return lead_gang(model, comm, threads, compute, lead);
     try {
-        serve_gang(model, comm, threads);
+        serve_gang(model, comm, threads, compute);
     } catch (...) {
         throw current_error(comm.rank());
     }
@@ -60,24 +60,26 @@ std::exception_ptr take_part(const std::shared_ptr<const Model>& model, Communic
 
 }  // namespace
 
-void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int threads, const Lead& lead) {
+void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int threads, Compute compute,
+                     const Lead& lead) {
     std::exception_ptr error;
     if (ranks == 1) {
         SelfCommunicator self;
-        error = lead_gang(model, self, threads, lead);
+        error = lead_gang(model, self, threads, compute, lead);
     } else {
         run_thread_ranks(ranks, [&](Communicator& comm) {
-            std::exception_ptr own = take_part(model, comm, threads, lead);
+            std::exception_ptr own = take_part(model, comm, threads, compute, lead);
             if (comm.rank() == 0) error = own;
         });
     }
     if (error != nullptr) std::rethrow_exception(error);
 }
 
-void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, const Lead& lead) {
+void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, Compute compute,
+              const Lead& lead) {
     std::exception_ptr error;
     try {
-        error = take_part(model, comm, threads, lead);
+        error = take_part(model, comm, threads, compute, lead);
     } catch (...) {
         comm.abort(current_error(comm.rank()).what());
         throw;

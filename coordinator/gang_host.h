@@ -21,8 +21,8 @@ public:
 /// only be aborted, while a whole one can be told to finish.
 class LedGang {
 public:
-    LedGang(std::shared_ptr<const Model> model, Communicator& comm, int threads)
-        : gang_(std::move(model), comm, threads) {}
+    LedGang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute)
+        : gang_(std::move(model), comm, threads, compute) {}
 
     void begin_document() {
         guarded([&] { gang_.begin_document(); });
@@ -57,10 +57,12 @@ using Lead = std::function<void(LedGang&)>;
 
 /// Runs `lead` with a gang of `ranks` threads of this process, `threads` CPU threads each. Throws the first error that
 /// any rank met; nobody is left waiting.
-void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int threads, const Lead& lead);
+void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int threads, Compute compute,
+                     const Lead& lead);
 
 /// The same over the world of `comm`, called by every rank: rank 0 runs `lead`, the others serve.
-void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, const Lead& lead);
+void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, Compute compute,
+              const Lead& lead);
 
 /// Does `step` on this rank and learns whether it went well on all of them. Where it failed, the lowest such rank
 /// throws its error and the others PeerFailed with its code.

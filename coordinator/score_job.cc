@@ -44,7 +44,7 @@ void rename_durably(const fs::path& from, const fs::path& to) {
 ScoreJob::ScoreJob(const ScoreOptions& options, const Execution& execution, int ranks,
                    std::shared_ptr<const Model> model)
     : options_(options), execution_(execution), ranks_(ranks), model_(std::move(model)) {
-    passes_ = {parse_pass_tokens(options.pass_tokens, ranks), options.save_seconds};
+    passes_ = {resolve_pass_tokens(options.pass_tokens, execution, ranks, *model_), options.save_seconds};
     tokenizer_ = resolve_tokenizer(options.tokenizer, options.model, model_->vocab_size());
     if (options.bos && (model_->bos_id() < 0 || model_->bos_id() >= model_->vocab_size())) {
         throw UsageError(fmt::format("--bos: {} names no bos_token_id within the vocabulary; leave --bos out",

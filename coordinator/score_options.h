@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/pass_runner.h"
+
 namespace fenwick {
 
 /// The command line as given; fields have the names of its options.
@@ -39,13 +41,20 @@ inline constexpr std::int64_t kDefaultPassTokensPerRank = 16384;
 /// Throws UsageError.
 [[nodiscard]] int resolve_ranks(std::optional<int> asked, int world_size);
 
-/// What --device and --dtype come to in this build: ("cpu", "fp32"). Throws UnavailableError for cuda where no CUDA
-/// kernels can be used, UsageError for bf16 on the CPU.
+/// What --device and --dtype come to in this build and on this machine. auto is cuda, and there bf16, where a GPU can
+/// be used and there is one rank; else the CPU, which has fp32 alone. Throws UnavailableError for cuda where no GPU can
+/// be used or with several ranks, UsageError for bf16 on the CPU.
 struct Execution {
     std::string device;
     std::string dtype;
+    [[nodiscard]] bool on_gpu() const { return device == "cuda"; }
+    [[nodiscard]] Compute compute() const { return {on_gpu(), dtype == "bf16"}; }
 };
-[[nodiscard]] Execution resolve_execution(const std::string& device, const std::string& dtype);
+[[nodiscard]] Execution resolve_execution(const std::string& device, const std::string& dtype, int ranks = 1);
+
+/// Tokens of a pass: what --pass-tokens says, else what fits into the GPU's memory, or the CPU's default.
+[[nodiscard]] std::int64_t resolve_pass_tokens(const std::string& text, const Execution& execution, int ranks,
+                                               const Model& model);
 
 /// CPU threads for each of `ranks_on_host` ranks: OMP_NUM_THREADS where it is set, else an equal share of the cores
 /// that this process may use, at least one. `launched_by_mpi`: each rank is a process, perhaps bound to its cores.

@@ -8,7 +8,6 @@
 #include "core/errors.h"
 #include "parallel/collectives.h"
 #include "parallel/shard_plan.h"
-#include "worker/prefill.h"
 #include "worker/saved_state.h"
 
 namespace fenwick {
@@ -38,8 +37,8 @@ std::int64_t shard_targets(const Shard& shard, const Command& command) {
 /// Any rank's part of the gang's work; rank 0 gives the orders.
 class Gang::Rank {
 public:
-    Rank(std::shared_ptr<const Model> model, Communicator& comm, int threads)
-        : comm_(comm), prefill_(std::move(model), comm, threads) {}
+    Rank(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute)
+        : comm_(comm), prefill_(make_pass_runner(std::move(model), comm, threads, compute)) {}
 
     // Tells all ranks what comes (rank 0 passes the command, the others get it).
     Command announce(Command command = {}) {
@@ -48,7 +47,7 @@ public:
     }
 
     void begin() {
-        prefill_.reset();
+        prefill_->reset();
         position_ = 0;
     }
 
@@ -59,10 +58,10 @@ public:
         const std::int64_t targets = shard_targets(mine, command);
         const std::vector<std::int32_t> own = scatter_tokens(command, plan, tokens);
         const std::span<const std::int32_t> all(own);
-        prefill_.forward(plan, all.first(static_cast<std::size_t>(mine.tokens)));
         std::vector<float> losses(static_cast<std::size_t>(targets));
         // The target of a row is the token after it.
-        if (targets > 0) prefill_.losses(all.subspan(1, static_cast<std::size_t>(targets)), losses);
+        prefill_->run_pass(plan, all.first(static_cast<std::size_t>(mine.tokens)),
+                           targets > 0 ? all.subspan(1, static_cast<std::size_t>(targets)) : all.first(0), losses);
         std::vector<std::int64_t> sizes;
         for (const Shard& shard : plan.shards) {
             sizes.push_back(shard_targets(shard, command) * static_cast<std::int64_t>(sizeof(float)));
@@ -71,10 +70,13 @@ public:
         position_ += command.tokens;
     }
 
-    void save(const std::filesystem::path& file) { write_state(file, prefill_.model(), position_, prefill_.carries()); }
+    void save(const std::filesystem::path& file) {
+        prefill_->collect_carries();
+        write_state(file, prefill_->model(), position_, prefill_->carries());
+    }
 
     std::int64_t load(const std::filesystem::path& file) {
-        position_ = read_state(file, prefill_.model(), prefill_.carries());
+        position_ = read_state(file, prefill_->model(), prefill_->carries());
         return position_;
     }
 
@@ -82,7 +84,7 @@ public:
     void spread_nodes(std::int64_t position) {
         position_ = position;
         const BlockRun prefix{0, position / kBlockTokens};
-        for (LayerCarry& carry : prefill_.carries()) {
+        for (LayerCarry& carry : prefill_->carries()) {
             const std::int64_t floats = carry.nodes.floats();
             const std::size_t nodes = canonical_cover(prefix).size();
             std::vector<Summary> summaries;
@@ -96,6 +98,7 @@ public:
             }
             carry.nodes = NodeSummaries(floats, prefix, std::move(summaries));
         }
+        prefill_->carries_changed(position);
     }
 
     [[nodiscard]] std::int64_t position() const { return position_; }
@@ -125,13 +128,13 @@ private:
     }
 
     Communicator& comm_;
-    Prefill prefill_;
+    std::unique_ptr<PassRunner> prefill_;
     std::int64_t position_ = 0;
 };
 
-Gang::Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads) {
+Gang::Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute) {
     if (comm.rank() != 0) throw InternalError("a gang is led by rank 0, not by rank " + std::to_string(comm.rank()));
-    rank_ = std::make_unique<Rank>(std::move(model), comm, threads);
+    rank_ = std::make_unique<Rank>(std::move(model), comm, threads, compute);
 }
 
 Gang::~Gang() = default;
@@ -173,8 +176,8 @@ void Gang::finish() {
     rank_->announce({Order::kFinish, 0, 0, 0});
 }
 
-void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads) {
-    Gang::Rank rank(std::move(model), comm, threads);
+void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute) {
+    Gang::Rank rank(std::move(model), comm, threads, compute);
     for (;;) {
         const Command command = rank.announce();
         switch (command.order) {

@@ -9,6 +9,7 @@
 
 #include "parallel/communicator.h"
 #include "worker/model.h"
+#include "worker/pass_runner.h"
 
 namespace fenwick {
 
@@ -16,7 +17,8 @@ namespace fenwick {
 class Gang {
 public:
     /// `threads`: CPU threads that each rank may use. The model is shared by all thread ranks of a process.
-    Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads);
+    /// Throws UnavailableError when `compute` asks for a GPU that cannot be used.
+    Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute = {});
     ~Gang();
     Gang(const Gang&) = delete;
     Gang& operator=(const Gang&) = delete;
@@ -45,11 +47,11 @@ public:
 
 private:
     class Rank;
-    friend void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads);
+    friend void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute);
     std::unique_ptr<Rank> rank_;
 };
 
 /// The other ranks' loop: does what rank 0's Gang asks until `finish`.
-void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads);
+void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute = {});
 
 }  // namespace fenwick

@@ -18,6 +18,8 @@ public:
     [[nodiscard]] static std::int64_t intermediate_size(std::int64_t hidden, std::int64_t ratio);
     [[nodiscard]] double flops_per_token() const { return gate_up_.flops() + down_.flops(); }
     [[nodiscard]] std::int64_t intermediate() const { return down_.inputs; }
+    [[nodiscard]] const Linear& gate_up() const { return gate_up_; }  ///< gate's outputs, then up's
+    [[nodiscard]] const Linear& down() const { return down_; }
 
     /// residual += mlp(x), both [rows, hidden]; rows start at a block of the document.
     void forward(MatrixView<const float> x, MatrixView<float> residual, Arena& arena, int threads) const;

@@ -56,6 +56,12 @@ MatrixView<const float> Prefill::forward(const ShardPlan& plan, std::span<const 
     return hidden_;
 }
 
+void Prefill::run_pass(const ShardPlan& plan, std::span<const std::int32_t> tokens,
+                       std::span<const std::int32_t> targets, std::span<float> nll) {
+    forward(plan, tokens);
+    if (!targets.empty()) losses(targets, nll);
+}
+
 void Prefill::losses(std::span<const std::int32_t> targets, std::span<float> nll) {
     const auto rows = static_cast<std::int64_t>(targets.size());
     float* workspace = arena_.take(cross_entropy_workspace_floats(model_->hidden_size(), threads_));

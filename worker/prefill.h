@@ -13,22 +13,18 @@
 #include "parallel/shard_plan.h"
 #include "worker/arena.h"
 #include "worker/model.h"
+#include "worker/pass_runner.h"
 
 namespace fenwick {
 
-/// What a layer carries from pass to pass.
-struct LayerCarry {
-    NodeSummaries nodes;      ///< complete nodes of the prefix; the same on every rank
-    Buffer<float> conv_rows;  ///< [halo_rows, conv_channels] before the next pass; rank 0 alone
-};
-
-class Prefill {
+class Prefill final : public PassRunner {
 public:
     /// `threads`: CPU threads of this rank.
     Prefill(std::shared_ptr<const Model> model, Communicator& comm, int threads);
 
-    /// Forgets everything: the next pass starts a document.
-    void reset();
+    void reset() override;
+    void run_pass(const ShardPlan& plan, std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
+                  std::span<float> nll) override;
 
     /// Collective. Runs the pass `plan` (which starts where the last one ended) over this rank's tokens and returns the
     /// hidden states after the final norm, [tokens.size(), hidden]; valid until the next call.
@@ -37,8 +33,10 @@ public:
     /// Losses of `targets` (the tokens after each of the first targets.size() rows of the last `forward`).
     void losses(std::span<const std::int32_t> targets, std::span<float> nll);
 
-    [[nodiscard]] std::vector<LayerCarry>& carries() { return carries_; }
-    [[nodiscard]] const Model& model() const { return *model_; }
+    [[nodiscard]] std::vector<LayerCarry>& carries() override { return carries_; }
+    void collect_carries() override {}
+    void carries_changed(std::int64_t /*position*/) override {}
+    [[nodiscard]] const Model& model() const override { return *model_; }
 
 private:
     void run_layer(const LayerParts& layer, LayerCarry& carry, const ShardPlan& plan, const ExchangeSchedule& schedule,

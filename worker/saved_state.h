@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "worker/prefill.h"
+#include "worker/pass_runner.h"
 
 namespace fenwick {
 

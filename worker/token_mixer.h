@@ -14,6 +14,7 @@
 #include "kernels/convolution.h"
 #include "kernels/mixer.h"
 #include "worker/arena.h"
+#include "worker/mixer_steps.h"
 #include "worker/weights.h"
 
 namespace fenwick {
@@ -42,6 +43,9 @@ public:
     /// Turns the mixer's output `o` [rows, heads * d_v] into the rows that out_proj reads, in place.
     virtual void read_out(MatrixView<const float> projected, MatrixView<const float> convolved, MatrixView<float> o,
                           int threads) const = 0;
+
+    /// The parameters of both steps.
+    [[nodiscard]] virtual MixerSteps steps() const = 0;
 
 protected:
     /// Depthwise weights [channels, 1, width] (or [channels, width]) of one convolution, into rows [first_channel,

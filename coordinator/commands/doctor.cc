@@ -15,6 +15,7 @@
 #include "core/errors.h"
 #include "kernels/gemm.h"
 #include "parallel/mpi_communicator.h"
+#include "worker/gpu.h"
 
 namespace fenwick {
 namespace {
@@ -71,13 +72,12 @@ Finding check_mpi() {
 }
 
 Finding check_cuda() {
-    const std::vector<std::string> devices = nvidia_device_files();
-    const std::string toolkit =
-        build_info::kCudaToolkit ? "a CUDA toolkit was found when this was built" : "built without a CUDA toolkit";
-    if (devices.empty()) return {"cuda", true, toolkit + "; no NVIDIA device here; runs use the CPU", ""};
-    return {"cuda", false,
-            fmt::format("{}; {} NVIDIA devices here, but this program has no CUDA kernels", toolkit, devices.size()),
-            "runs use the CPU; --device cuda is refused"};
+    const GpuStatus gpu = gpu_status(true);
+    if (gpu.usable) return {"cuda", true, gpu.text, ""};
+    const std::size_t devices = nvidia_device_files().size();
+    if (devices == 0) return {"cuda", true, gpu.text + "; no NVIDIA device here; runs use the CPU", ""};
+    return {"cuda", false, fmt::format("{}; {} NVIDIA device files here, but none that can be used", gpu.text, devices),
+            gpu.advice.empty() ? "runs use the CPU; --device cuda is refused" : gpu.advice};
 }
 
 int run_doctor(bool json) {

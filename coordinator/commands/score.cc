@@ -119,14 +119,14 @@ int score_in_mpi_world(const ScoreOptions& options, Communicator& comm) {
     together(comm, [&] {
         (void)resolve_ranks(options.ranks, comm.size());
         (void)parse_pass_tokens(options.pass_tokens, comm.size());
-        execution = resolve_execution(options.device, options.dtype);
+        execution = resolve_execution(options.device, options.dtype, comm.size());
         model = Model::load(options.model);
     });
     check_same_model(comm, *model);
     together(comm, [&] {
         if (comm.rank() == 0) job = std::make_unique<ScoreJob>(options, execution, comm.size(), model);
     });
-    run_gang(model, comm, threads_per_rank(mpi_ranks_on_host(comm.size()), true),
+    run_gang(model, comm, threads_per_rank(mpi_ranks_on_host(comm.size()), true), execution.compute(),
              [&](LedGang& gang) { job->run(gang); });
     if (comm.rank() != 0) return 0;
     const ScoreReport report = job->finish();
@@ -156,10 +156,11 @@ int score_with_threads(const ScoreOptions& options) {
     guard_world(self);
     const int ranks = resolve_ranks(options.ranks, 0);
     (void)parse_pass_tokens(options.pass_tokens, ranks);
-    const Execution execution = resolve_execution(options.device, options.dtype);
+    const Execution execution = resolve_execution(options.device, options.dtype, ranks);
     const std::shared_ptr<const Model> model = Model::load(options.model);
     ScoreJob job(options, execution, ranks, model);
-    run_thread_gang(model, ranks, threads_per_rank(ranks, false), [&](LedGang& gang) { job.run(gang); });
+    run_thread_gang(model, ranks, threads_per_rank(ranks, false), execution.compute(),
+                    [&](LedGang& gang) { job.run(gang); });
     const ScoreReport report = job.finish();
     print_report(report, options);
     return static_cast<int>(report.exit_code());
@@ -184,7 +185,7 @@ void add_score_command(CLI::App& app, Command& chosen) {
     verb->add_option("--device", options->device, "auto: CUDA where it can be used, else the CPU")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    verb->add_option("--dtype", options->dtype, "Arithmetic; the CPU has fp32 only")
+    verb->add_option("--dtype", options->dtype, "Arithmetic: auto is bf16 on a GPU; the CPU has fp32 only")
         ->check(CLI::IsMember({"auto", "fp32", "bf16"}))
         ->capture_default_str();
     verb->add_option("--tokenizer", options->tokenizer,
@@ -194,7 +195,7 @@ void add_score_command(CLI::App& app, Command& chosen) {
                    "Put the model's BOS token before each document, so that its first token is scored");
     verb->add_option("--pass-tokens", options->pass_tokens,
                      "Tokens that the ranks hold at once: a multiple of 4096, or unlimited; no effect on the results "
-                     "(default 16384 x ranks)");
+                     "(default 16384 x ranks; on a GPU what fits into its memory)");
     verb->add_option(
             "--levels", options->levels,
             "Documents longer than the levels were trained for: extend uses the last level, strict refuses them")

@@ -22,13 +22,14 @@ int print_version(bool json) {
         report["build_type"] = kBuildType;
         report["flags"] = kFlags;
         report["cuda_toolkit"] = kCudaToolkit;
-        report["cuda_kernels"] = false;
+        report["cuda_kernels"] = kCudaToolkit;
         fmt::print("{}\n", report.dump());
         return 0;
     }
     fmt::print("fenwick {}{}\n", kVersion, commit.empty() ? "" : " (commit " + commit + ")");
     fmt::print("compiler {}, {} build, flags {}\n", kCompiler, kBuildType, kFlags);
-    fmt::print("CUDA kernels: no (toolkit {} at configure time)\n", kCudaToolkit ? "found" : "not found");
+    fmt::print("CUDA kernels: {} (toolkit {} at configure time)\n", kCudaToolkit ? "yes" : "no",
+               kCudaToolkit ? "found" : "not found");
     return 0;
 }
 

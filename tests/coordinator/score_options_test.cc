@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/errors.h"
+#include "worker/gpu.h"
 
 using namespace fenwick;
 using Catch::Matchers::Contains;
@@ -37,12 +38,23 @@ TEST_CASE("ranks must be positive and agree with the world") {
     CHECK_THROWS_WITH(resolve_ranks(2, 3), Contains("--ranks 2") && Contains("3 ranks"));
 }
 
-TEST_CASE("devices and dtypes that this build has not are refused") {
-    CHECK(resolve_execution("auto", "auto").device == "cpu");
+TEST_CASE("devices and dtypes resolve to what this machine can run") {
     CHECK(resolve_execution("cpu", "fp32").dtype == "fp32");
-    CHECK_THROWS_AS(resolve_execution("cuda", "auto"), UnavailableError);
+    CHECK(resolve_execution("cpu", "auto").device == "cpu");
     CHECK_THROWS_WITH(resolve_execution("cpu", "bf16"), Contains("--device cuda"));
-    CHECK_THROWS_AS(resolve_execution("auto", "bf16"), UsageError);
+    CHECK_THROWS_AS(resolve_execution("gpu", "auto"), UsageError);
+    // Several ranks share documents on the CPU alone.
+    CHECK(resolve_execution("auto", "auto", 2).device == "cpu");
+    CHECK_THROWS_AS(resolve_execution("cuda", "auto", 2), UnavailableError);
+    if (gpu_status(false).usable) {
+        CHECK(resolve_execution("auto", "auto").device == "cuda");
+        CHECK(resolve_execution("auto", "auto").dtype == "bf16");
+        CHECK(resolve_execution("cuda", "fp32").dtype == "fp32");
+    } else {
+        CHECK(resolve_execution("auto", "auto").device == "cpu");
+        CHECK_THROWS_AS(resolve_execution("cuda", "auto"), UnavailableError);
+        CHECK_THROWS_AS(resolve_execution("auto", "bf16"), UsageError);
+    }
 }
 
 TEST_CASE("threads of a rank follow OMP_NUM_THREADS and are never none") {

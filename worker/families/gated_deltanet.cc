@@ -82,6 +82,21 @@ public:
         gated_rms_norm(o, projected.col_range(2 * keys_ + values_, values_), norm, true, o, threads);
     }
 
+    [[nodiscard]] MixerSteps steps() const override {
+        GatedDeltaSteps steps;
+        steps.gates = {dt_bias_.data(), a_log_.data(), negative_eigenvalues_};
+        steps.level_scale = level_scale_.data();
+        steps.norm = norm_.data();
+        steps.norm_eps = norm_eps_;
+        steps.l2_eps = kL2Epsilon;
+        steps.query_scale = query_scale_;
+        steps.use_gate = use_gate_;
+        steps.keys = keys_;
+        steps.values = values_;
+        steps.gates_first = gates_first_;
+        return steps;
+    }
+
 private:
     void load_projections(const WeightReader& weights, std::int64_t hidden) {
         const std::int64_t heads = shape_.heads;

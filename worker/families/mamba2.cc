@@ -89,6 +89,20 @@ public:
         gated_rms_norm(o, z, norm, norm_before_gate_, o, threads);
     }
 
+    [[nodiscard]] MixerSteps steps() const override {
+        Mamba2Steps steps;
+        steps.gates = {dt_bias_.data(), a_log_.data(), dt_min_, dt_max_};
+        steps.level_scale = level_scale_.data();
+        steps.skip = skip_.data();
+        steps.skip_count = skip_.size();
+        steps.norm = norm_.data();
+        steps.norm_eps = norm_eps_;
+        steps.norm_before_gate = norm_before_gate_;
+        steps.inner = inner_;
+        steps.gates_first = dt_first();
+        return steps;
+    }
+
 private:
     [[nodiscard]] std::int64_t dt_first() const { return inner_ + conv_channels(); }
 
