@@ -5,7 +5,6 @@
 
 #include <array>
 #include <catch2/catch.hpp>
-#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -95,12 +94,10 @@ std::string ambiguous_text(std::mt19937& random, std::size_t bytes) {
     return text;
 }
 
-/// Processor time, which other programs on the machine do not stretch.
-double seconds_to_encode(const Tokenizer& tokenizer, const std::string& text, std::int64_t& count) {
-    const std::clock_t start = std::clock();
-    count = 0;
+std::int64_t count_ids(const Tokenizer& tokenizer, const std::string& text) {
+    std::int64_t count = 0;
     tokenizer.encode(text, "text", [&](std::span<const std::int32_t> ids) { count += std::ssize(ids); });
-    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    return count;
 }
 
 std::string repeated(std::string_view unit, std::size_t bytes) {
@@ -172,23 +169,18 @@ TEST_CASE("SentencePiece: one huge line equals the library for every part size")
     }
 }
 
-TEST_CASE("SentencePiece: time grows with the text and not faster") {
+// That the time grows no faster either is measured by tests/bench/bench_tokenize.
+TEST_CASE("SentencePiece: memory does not grow with the text") {
     for (const auto& model : cut_models) {
         const auto tokenizer = make_sentencepiece_tokenizer(model_folder / model);
-        std::int64_t one = 0;
-        std::int64_t two = 0;
-        std::int64_t letters = 0;
         reset_peak_memory();
         const std::int64_t before = peak_memory();
-        // The case is about 32 and 64 MB; 2 and 4 have 8 and 16 parts and show the same growth.
-        const double first = seconds_to_encode(*tokenizer, repeated("ab ", 2'000'000), one);
-        const double second = seconds_to_encode(*tokenizer, repeated("ab ", 4'000'000), two);
-        CHECK(second / first < 2.3);
+        const std::int64_t one = count_ids(*tokenizer, repeated("ab ", 2'000'000));
+        const std::int64_t two = count_ids(*tokenizer, repeated("ab ", 4'000'000));
         CHECK(two > 2 * one - 3);
         // Parts of 256 KiB cost about 150 bytes a byte (40 MB); the texts are 6 MB.
         CHECK(peak_memory() - before < std::int64_t{128} << 20);
-        CHECK(seconds_to_encode(*tokenizer, std::string(1'000'000, 'a'), letters) < 30.0);
-        CHECK(letters > 0);
+        CHECK(count_ids(*tokenizer, std::string(1'000'000, 'a')) > 0);
     }
 }
 

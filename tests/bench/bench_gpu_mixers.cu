@@ -1,0 +1,199 @@
+// The mixers' forward on the GPU: summaries, nodes and outputs of one document, timed together by CUDA events.
+//
+//   bench_gpu_mixers [--runs N] [--json] [NAME-PART]
+//
+// Prints one row for each shape of the comparison with the public implementation (compare_fla.py runs both).
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/cuda/check.h"
+#include "core/cuda/device_buffer.h"
+#include "core/cuda/stream.h"
+#include "core/fenwick.h"
+#include "kernels/cuda/mixer.h"
+
+namespace fenwick::cuda {
+namespace {
+
+struct Work {
+    const char* name;
+    MixerShape shape;  // levels: filled in from the tokens for log-linear works
+    bool log_linear;
+    std::int64_t tokens;
+};
+
+constexpr TransitionAlgebra kScalar = TransitionAlgebra::kScalar;
+constexpr TransitionAlgebra kMatrix = TransitionAlgebra::kMatrix;
+constexpr TransitionAlgebra kDiagonal = TransitionAlgebra::kDiagonal;
+
+const Work kWorks[] = {
+    {"log-linear Mamba-2, 48 heads 128x64", {kScalar, 48, 1, 128, 64, 0}, true, 8192},
+    {"log-linear Mamba-2, 48 heads 128x64", {kScalar, 48, 1, 128, 64, 0}, true, 32768},
+    {"log-linear Mamba-2, 48 heads 128x64", {kScalar, 48, 1, 128, 64, 0}, true, 131072},
+    {"log-linear Mamba-2, 48 heads 128x64", {kScalar, 48, 1, 128, 64, 0}, true, 1048576},
+    {"Mamba-2, 12 heads 128x128", {kScalar, 12, 12, 128, 128, 0}, false, 131072},
+    {"Mamba-2, 12 heads 128x128", {kScalar, 12, 12, 128, 128, 0}, false, 1048576},
+    {"Gated DeltaNet, 12 heads 128x128", {kMatrix, 12, 12, 128, 128, 0}, false, 131072},
+    {"Gated DeltaNet, 12 heads 128x128", {kMatrix, 12, 12, 128, 128, 0}, false, 1048576},
+    {"Gated DeltaNet, 16 key and 64 value heads", {kMatrix, 64, 16, 128, 128, 0}, false, 32768},
+    {"Gated DeltaNet, 16 key and 16 value heads", {kMatrix, 16, 16, 128, 128, 0}, false, 32768},
+    {"log-linear Gated DeltaNet, 12 heads 128x128", {kMatrix, 12, 12, 128, 128, 0}, true, 131072},
+    {"GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, false, 131072},
+    {"log-linear GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, true, 131072},
+};
+
+__device__ float uniform(std::uint64_t i, std::uint64_t salt) {
+    std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ULL + salt * 0xD1B54A32D192ED03ULL;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    return static_cast<float>((x ^ (x >> 31)) >> 40) * 0x1p-24F;
+}
+
+// Uniform in (-scale, scale) as bf16; unit vectors for `unit` (the keys of DeltaNets).
+__global__ void fill_operand(__nv_bfloat16* out, std::int64_t rows, std::int64_t cols, float scale, bool unit,
+                             std::uint64_t salt) {
+    const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+    if (row >= rows) return;
+    float sum = 0.0F;
+    for (std::int64_t c = 0; c < cols; ++c) {
+        const float x = 2.0F * uniform(row * cols + c, salt) - 1.0F;
+        sum += x * x;
+    }
+    const float factor = unit ? rsqrtf(sum) : scale;
+    for (std::int64_t c = 0; c < cols; ++c) {
+        out[row * cols + c] = __float2bfloat16(factor * (2.0F * uniform(row * cols + c, salt) - 1.0F));
+    }
+}
+
+__global__ void fill_floats(float* out, std::int64_t count, float low, float high, std::uint64_t salt) {
+    const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+    if (i < count) out[i] = low + (high - low) * uniform(i, salt);
+}
+
+constexpr int kThreads = 256;
+unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
+
+DeviceBuffer<__nv_bfloat16> operand(std::int64_t rows, std::int64_t heads, std::int64_t dim, float scale, bool unit,
+                                    std::uint64_t salt, cudaStream_t stream) {
+    DeviceBuffer<__nv_bfloat16> data(rows * heads * dim, stream);
+    fill_operand<<<blocks_for(rows * heads), kThreads, 0, stream>>>(data.data(), rows * heads, dim, scale, unit, salt);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+    return data;
+}
+
+DeviceBuffer<float> floats(std::int64_t count, float low, float high, std::uint64_t salt, cudaStream_t stream) {
+    DeviceBuffer<float> data(count, stream);
+    fill_floats<<<blocks_for(count), kThreads, 0, stream>>>(data.data(), count, low, high, salt);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+    return data;
+}
+
+std::int64_t levels_of(std::int64_t tokens) {
+    std::int64_t levels = 1;
+    while (tokens > 1) {
+        tokens /= 2;
+        ++levels;
+    }
+    return levels;
+}
+
+struct Timing {
+    double median_ms;
+    double least_ms;
+};
+
+Timing time_work(const Work& work, int runs) {
+    const Stream stream;
+    MixerShape shape = work.shape;
+    if (work.log_linear) shape.levels = levels_of(work.tokens);
+    const std::int64_t t = work.tokens;
+    const bool matrix = shape.algebra == TransitionAlgebra::kMatrix;
+    const auto q = operand(t, shape.key_heads, shape.key_dim, 0.15F, false, 1, stream.get());
+    const auto k = operand(t, shape.key_heads, shape.key_dim, 0.15F, matrix, 2, stream.get());
+    const auto v = operand(t, shape.heads, shape.value_dim, 1.0F, false, 3, stream.get());
+    const std::int64_t decays = shape.heads * (shape.algebra == kDiagonal ? shape.key_dim : 1);
+    const auto decay = floats(t * decays, -0.05F, 0.0F, 4, stream.get());
+    const auto beta = floats(matrix ? t * shape.heads : 1, 0.0F, 1.0F, 5, stream.get());
+    const auto lambda = floats(shape.levels > 0 ? t * shape.heads * shape.levels : 1, 0.1F, 1.5F, 6, stream.get());
+    MixerInputs in;
+    in.q = q.data();
+    in.k = k.data();
+    in.v = v.data();
+    in.log_decay = decay.data();
+    in.beta = matrix ? beta.data() : nullptr;
+    in.lambda = shape.levels > 0 ? lambda.data() : nullptr;
+    in.q_stride = in.k_stride = shape.key_heads * shape.key_dim;
+    in.v_stride = shape.heads * shape.value_dim;
+    in.decay_stride = decays;
+    in.beta_stride = shape.heads;
+    in.lambda_stride = shape.heads * shape.levels;
+    in.rows = t;
+    const std::int64_t whole = t / kBlockTokens;
+    DeviceBuffer<float> summaries(whole * summary_floats(shape), stream.get());
+    DeviceBuffer<std::byte> workspace(
+        static_cast<std::int64_t>(mixer_workspace_bytes(shape, Operand::kBf16, t, 0)), stream.get());
+    DeviceBuffer<__nv_bfloat16> out(t * shape.heads * shape.value_dim, stream.get());
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+    FENWICK_CUDA_CHECK(cudaEventCreate(&begin));
+    FENWICK_CUDA_CHECK(cudaEventCreate(&end));
+    std::vector<double> times;
+    for (int i = -2; i < runs; ++i) {
+        FENWICK_CUDA_CHECK(cudaEventRecord(begin, stream.get()));
+        mixer_block_summaries(shape, Operand::kBf16, in, whole, summaries.data(), workspace.data(), stream.get());
+        mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), out.data(), workspace.data(), stream.get());
+        FENWICK_CUDA_CHECK(cudaEventRecord(end, stream.get()));
+        FENWICK_CUDA_CHECK(cudaEventSynchronize(end));
+        float ms = 0.0F;
+        FENWICK_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 0) times.push_back(ms);
+    }
+    FENWICK_CUDA_CHECK(cudaEventDestroy(begin));
+    FENWICK_CUDA_CHECK(cudaEventDestroy(end));
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], times.front()};
+}
+
+int run(int argc, char** argv) {
+    int runs = 7;
+    bool json = false;
+    std::string part;
+    for (int i = 1; i < argc; ++i) {
+        const std::string argument = argv[i];
+        if (argument == "--json") {
+            json = true;
+        } else if (argument == "--runs" && i + 1 < argc) {
+            runs = std::max(1, std::atoi(argv[++i]));
+        } else {
+            part = argument;
+        }
+    }
+    if (!json) std::printf("%-46s %10s %12s %12s\n", "mixer, forward, bf16", "tokens", "median ms", "least ms");
+    for (const Work& work : kWorks) {
+        if (!part.empty() && std::strstr(work.name, part.c_str()) == nullptr) continue;
+        const Timing timing = time_work(work, runs);
+        std::printf(json ? "{\"work\": \"%s\", \"tokens\": %lld, \"median_ms\": %.4f, \"least_ms\": %.4f}\n"
+                         : "%-46s %10lld %12.4f %12.4f\n",
+                    work.name, static_cast<long long>(work.tokens), timing.median_ms, timing.least_ms);
+        std::fflush(stdout);
+    }
+    return 0;
+}
+
+}  // namespace
+}  // namespace fenwick::cuda
+
+int main(int argc, char** argv) {
+    try {
+        return fenwick::cuda::run(argc, argv);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "bench_gpu_mixers: %s\n", error.what());
+        return 70;
+    }
+}
