@@ -116,9 +116,9 @@ TEST_CASE("every family on the GPU agrees with the CPU and does not depend on pa
                 WARN(family << (compute.bf16 ? " in bf16" : " in fp32") << ": off by " << d.worst << ", rms " << d.rms
                             << ", mean by " << d.mean);
                 // Two fp32 sums in different orders differ as the golden ones may. In bf16 a random model rounds its
-                // activations about 12 times a layer, 2^-9 each: 0.02 of logits of deviation 1, and the worst of 20,000
-                // tokens, after L2 norms of short q and k, is 25 times that. The mean shows what is wrong everywhere.
-                CHECK(d.worst <= (compute.bf16 ? 0.5 : 2e-4));
+                // activations about 12 times a layer, 2^-9 each: 0.02 of logits of deviation 1; the worst of 20,000
+                // tokens is allowed ten times that. The mean shows what is wrong everywhere.
+                CHECK(d.worst <= (compute.bf16 ? 0.2 : 2e-4));
                 CHECK(d.mean <= (compute.bf16 ? 5e-3 : 2e-5));
                 for (const std::int64_t pass : {kBlockTokens, 2 * kBlockTokens, std::int64_t{0}}) {
                     INFO("passes of " << pass);
