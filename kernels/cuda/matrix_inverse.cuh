@@ -1,6 +1,7 @@
 // M = (I + L)^-1 for a strictly lower triangular L [64, 64], by blocks of 16: those on the diagonal by substitution in
 // fp32; a row of blocks from the diagonal to the left by M[i][j] = -(sum over j < k <= i of M[i][k] L[k][j]) M[j][j] on
-// the matrix units, each operand split into two bf16 numbers. Four warps, one for each row of blocks.
+// the matrix units, each operand split into two bf16 numbers. Four warps, one for each row of blocks; a warp's number is a
+// template argument, so that it runs no instruction for the blocks right of its diagonal.
 #pragma once
 
 #include "kernels/cuda/matrix_tile.cuh"
@@ -10,11 +11,10 @@ namespace fenwick::cuda::matrix {
 inline constexpr int kPitch = 20;  // floats of a row of a diagonal block
 
 // Panels: K (and Q behind it) first; then L and the diagonal blocks of M in panels 0 (high) and 1 (rest), the diagonal
-// blocks of L and after them T in panel 2, P or the rest of T in panel 3; at last P T in panel 0 and lambda * (P T) in
-// panel 1.
+// blocks of L and after them T in panel 2, the rest of T in panel 3. A warp's rows of panels 2 and 3 are its own from then on.
 struct Shared {
     alignas(1024) unsigned char panels[4][kPanelBytes];
-    float2 cumulative[kC];  // G = x + y
+    float2 cumulative[kC];  // G / ln 2 = x + y
     float beta[kC];
 };
 __device__ __forceinline__ int panel_at(int row, int column) {
@@ -27,16 +27,14 @@ __device__ __forceinline__ float* diagonal_block(Shared& s, int block) {
 }
 
 /// Two neighbours in a row, split.
-__device__ __forceinline__ void store_split(unsigned char* high, unsigned char* rest, int row, int column, float x,
-                                            float y) {
+__device__ __forceinline__ void store_split(unsigned char* high, unsigned char* rest, int at, float x, float y) {
     const std::uint32_t h = pack(x, y);
-    const int at = panel_at(row, column);
     *reinterpret_cast<std::uint32_t*>(high + at) = h;
-    if (rest != nullptr) *reinterpret_cast<std::uint32_t*>(rest + at) = pack(x - low_of(h), y - high_of(h));
+    *reinterpret_cast<std::uint32_t*>(rest + at) = pack(x - low_of(h), y - high_of(h));
 }
 
-// The inverse of the warp's diagonal block, a column a lane (lanes from 16 on repeat the first 16), into panels 0
-// and 1.
+// The inverse of the warp's diagonal block, a column a lane: the first 16 lanes write the high parts into panel 0, the
+// others, which compute the same, the rests into panel 1.
 __device__ __forceinline__ void invert_diagonal(Shared& s, int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int column = lane % 16;
@@ -56,13 +54,13 @@ __device__ __forceinline__ void invert_diagonal(Shared& s, int warp) {
         }
         x[i] = sum;
     }
-    if (lane >= 16) return;
+    unsigned char* panel = s.panels[lane / 16];
+    const float less = lane < 16 ? 0.0F : 1.0F;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const int at = panel_at(16 * warp + i, 16 * warp + column);
-        const bf16 high = __float2bfloat16_rn(x[i]);
-        *reinterpret_cast<bf16*>(s.panels[0] + at) = high;
-        *reinterpret_cast<bf16*>(s.panels[1] + at) = __float2bfloat16_rn(x[i] - __bfloat162float(high));
+        const float high = __bfloat162float(__float2bfloat16_rn(x[i]));
+        *reinterpret_cast<bf16*>(panel + panel_at(16 * warp + i, 16 * warp + column)) =
+            __float2bfloat16_rn(fmaf(-less, high, x[i]));
     }
 }
 
@@ -86,34 +84,22 @@ __device__ __forceinline__ void multiply_block(float (&c)[8], const std::uint32_
     }
 }
 
-// The warp's 16 rows of T into panel 2, what bf16 loses of them into `rest` (may be null).
-__device__ __forceinline__ void solve_rows(Shared& s, int warp, unsigned char* rest) {
+// The warp's 16 rows of T = M diag(b) into panel 2, what bf16 loses of them into panel 3.
+template <int kWarp>
+__device__ __forceinline__ void solve_rows(Shared& s) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const std::uint32_t panels = shared_address(s.panels[0]);
-    std::uint32_t m[4][4];  // the row of blocks of M: high parts
+    std::uint32_t m[4][4];  // the row of blocks of M by distance from the diagonal: high parts
     std::uint32_t r[4][4];  // and rests
-    const auto store = [&](int block, const float(&c)[8]) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 16 * warp + lane / 4 + (i % 2) * 8;
-            const int column = 16 * block + 2 * (lane % 4) + (i / 2) * 8;
-            const float2 beta = *reinterpret_cast<const float2*>(s.beta + column);
-            store_split(s.panels[2], rest, row, column, c[2 * i] * beta.x, c[2 * i + 1] * beta.y);
-        }
-    };
-#pragma unroll
-    for (int d = 0; d < 4; ++d) {  // block column warp - d; index by distance so that registers are constant
-        const int block = warp - d;
+    for (int d = 0; d < 4; ++d) {
+        const int block = d <= kWarp ? kWarp - d : d;  // right of the diagonal: zeros
         float c[8] = {};
-        if (block < 0) {
-            store(d, c);  // right of the diagonal: block columns warp + 1 .. 3, in some order
-            continue;
-        }
         if (d == 0) {
             const std::uint32_t at =
                 swizzled(panels + static_cast<std::uint32_t>((lane % 8 + (lane / 8 % 2) * 8) * 128 + (lane / 16) * 16 +
-                                                             32 * warp)) +
-                static_cast<std::uint32_t>(16 * warp * 128);
+                                                             32 * kWarp)) +
+                static_cast<std::uint32_t>(16 * kWarp * 128);
             ldmatrix(m[0], at);
             ldmatrix(r[0], at + kPanelBytes);
 #pragma unroll
@@ -121,10 +107,10 @@ __device__ __forceinline__ void solve_rows(Shared& s, int warp, unsigned char* r
                 c[2 * i] = low_of(m[0][i]) + low_of(r[0][i]);
                 c[2 * i + 1] = high_of(m[0][i]) + high_of(r[0][i]);
             }
-        } else {
+        } else if (d <= kWarp) {
             float sum[8] = {};
 #pragma unroll
-            for (int k = 0; k < d; ++k) multiply_block(sum, m[k], r[k], panels, 16 * (warp - k), 16 * block);
+            for (int k = 0; k < d; ++k) multiply_block(sum, m[k], r[k], panels, 16 * (kWarp - k), 16 * block);
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum[i] = -sum[i];
             std::uint32_t high[4];
@@ -135,7 +121,19 @@ __device__ __forceinline__ void solve_rows(Shared& s, int warp, unsigned char* r
             pack_step(c, 0, m[d]);
             pack_rest(c, 0, m[d], r[d]);
         }
-        store(block, c);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = 16 * kWarp + lane / 4 + (i % 2) * 8;
+            const int column = 16 * block + 2 * (lane % 4) + (i / 2) * 8;
+            const int at = panel_at(row, column);
+            if (d <= kWarp) {
+                const float2 beta = *reinterpret_cast<const float2*>(s.beta + column);
+                store_split(s.panels[2], s.panels[3], at, c[2 * i] * beta.x, c[2 * i + 1] * beta.y);
+            } else {
+                *reinterpret_cast<std::uint32_t*>(s.panels[2] + at) = 0;
+                *reinterpret_cast<std::uint32_t*>(s.panels[3] + at) = 0;
+            }
+        }
     }
 }
 

@@ -86,14 +86,13 @@ __device__ __forceinline__ void store_outputs(const float (&o)[32], unsigned cha
     }
 }
 
+// One chunk. On return `o` is there, but the products into `x` may still run.
 template <int kDk, int kGroups>
 __device__ __forceinline__ void step(Columns<kDk>& x, Stage<kDk, kGroups>& stage, const unsigned char* values,
-                                     const float* decays, int warp, float (&o)[32]) {
+                                     const float* decays, int warp, float (&o)[32], std::uint32_t (&write)[4][4]) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk, 4>(x, shared_address(stage.q), o);
-    read_state<kDk, 4>(x, keys, y);
-    scale_tokens(o, decays);
+    read_state<kDk>(x, shared_address(stage.q), o, keys, y);
     scale_tokens(y, decays);
     subtract_from_values(y, shared_address(values), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
@@ -101,14 +100,22 @@ __device__ __forceinline__ void step(Columns<kDk>& x, Stage<kDk, kGroups>& stage
     clear(y);
     products_begin(y);
     add_triangle(a, shared_address(stage.triangle), y);
-    products_end(y);
+    products_commit();
+    scale_tokens(o, decays);
+    scale_state<kDk>(x, decays[kC - 1]);
+    products_wait<0>();
+    keep(y);
     pack_tokens(y, a);
+    scale_tokens(y, decays + kC);
+    pack_tokens(y, write);
     products_begin(o);
     add_triangle(a, shared_address(stage.scores), o);
-    products_end(o);
-    scale_tokens(y, decays + kC);
-    pack_tokens(y, a);
-    write_state<kDk>(x, decays[kC - 1], a, keys);
+    products_commit();
+    products_begin(x);
+    add_to_state<kDk>(x, write, keys);
+    products_commit();
+    products_wait<1>();
+    keep(o);
 }
 
 template <int kDk, int kGroups>
@@ -153,11 +160,14 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
         Stage<kDk, kGroups>& stage = s.stages[c % kStages];
         unsigned char* values = stage.v + group * kPanelBytes;
         float o[32];
-        step<kDk, kGroups>(x, stage, values, s.decays[c % kStages], warp, o);
+        std::uint32_t write[4][4];
+        step<kDk, kGroups>(x, stage, values, s.decays[c % kStages], warp, o, write);
         const std::int64_t row = (block * kC + c) * kC;
         store_outputs(o, values, warp, args.out + (row * args.heads + head) * dv + first_column,
                       static_cast<std::int64_t>(args.heads) * dv,
                       args.rows - row < kC ? static_cast<int>(args.rows - row) : kC, dv - first_column);
+        products_wait<0>();
+        keep(x);
     }
 }
 

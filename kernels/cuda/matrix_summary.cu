@@ -18,6 +18,7 @@ struct Arguments {
     const bf16* v;
     std::int64_t k_stride, v_stride;
     int heads, heads_per_key, value_dim, tiles;
+    bool starts_document;
     Prepared prepared;
     float* out;
 };
@@ -40,7 +41,7 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
                                    args.k_stride, kC, kDk);
     load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
     if (transition) {
-        load_panels<8, kThreads>(shared_address(stage.other), args.prepared.second + tile * kC * kC, kC, kC, kC);
+        load_panels<8, kThreads>(shared_address(stage.other), args.prepared.rest + tile * kC * kC, kC, kC, kC);
     } else {
         load_panels<8, kThreads>(shared_address(stage.other),
                                  args.v + row * args.v_stride + head * args.value_dim + first_column, args.v_stride, kC,
@@ -55,8 +56,9 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
 
 template <int kDk>
 __device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage) {
+    const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state_split<kDk, 2>(x, shared_address(stage.k), y);
+    read_state_split<kDk>(x, keys, y);
     negate(y);
     scale_tokens(y, stage.decays);
     std::uint32_t a[4][4];
@@ -69,19 +71,25 @@ __device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk
     add_triangle(rest, shared_address(stage.triangle), y);
     add_triangle(a, shared_address(stage.other), y);
     add_triangle(a, shared_address(stage.triangle), y);
-    products_end(y);
+    products_commit();
+    scale_state<kDk>(x, stage.decays[kC - 1]);
+    products_wait<0>();
+    keep(y);
     scale_tokens(y, stage.decays + kC);
     pack_tokens(y, a);
 #pragma unroll
     for (int step = 0; step < 4; ++step) pack_rest(y, step, a[step], rest[step]);
-    write_state<kDk>(x, stage.decays[kC - 1], rest, shared_address(stage.k));
-    write_state<kDk>(x, 1.0F, a, shared_address(stage.k));
+    products_begin(x);
+    add_to_state<kDk>(x, rest, keys);
+    add_to_state<kDk>(x, a, keys);
+    products_end(x);
 }
 
 template <int kDk>
 __device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp) {
+    const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk, 4>(x, shared_address(stage.k), y);
+    read_state<kDk>(x, keys, y);
     scale_tokens(y, stage.decays);
     subtract_from_values(y, shared_address(stage.other), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
@@ -89,10 +97,15 @@ __device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& st
     clear(y);
     products_begin(y);
     add_triangle(a, shared_address(stage.triangle), y);
-    products_end(y);
+    products_commit();
+    scale_state<kDk>(x, stage.decays[kC - 1]);
+    products_wait<0>();
+    keep(y);
     scale_tokens(y, stage.decays + kC);
     pack_tokens(y, a);
-    write_state<kDk>(x, stage.decays[kC - 1], a, shared_address(stage.k));
+    products_begin(x);
+    add_to_state<kDk>(x, a, keys);
+    products_end(x);
 }
 
 template <int kDk>
@@ -109,8 +122,14 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     const int first_column = 64 * (transition ? tile : tile - kDk / 64);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int dv = args.value_dim;
+    float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
 
     Columns<kDk> x;
+    if (transition && block == 0 && args.starts_document) {  // nothing is older
+        clear(x);
+        return store_columns<kDk>(x, out, kDk, first_column + 16 * warp, kDk);
+    }
 #pragma unroll
     for (int i = 0; i < kDk / 2; ++i) {
         const int column = first_column + 16 * warp + lane / 4 + (i % 4 / 2) * 8;
@@ -128,8 +147,6 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
             step_state<kDk>(x, stages[c % 2], warp);
         }
     }
-    const int dv = args.value_dim;
-    float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
     if (transition) {
         store_columns<kDk>(x, out, kDk, first_column + 16 * warp, kDk);
     } else {
@@ -157,6 +174,7 @@ void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStr
                          static_cast<int>(shape.heads / shape.key_heads),
                          static_cast<int>(shape.value_dim),
                          static_cast<int>(shape.key_dim / 64 + (shape.value_dim + 63) / 64),
+                         walk.first_block == 0,
                          walk.prepared,
                          out};
     shape.key_dim == 128 ? launch<128>(args, blocks, stream) : launch<64>(args, blocks, stream);

@@ -174,21 +174,37 @@ __device__ __forceinline__ void keep(float (&c)[kSize]) {
 #endif
 }
 
-/// Opens a group of products into `c`; nothing may touch `c` or the A operands until products_end.
-template <int kSize>
-__device__ __forceinline__ void products_begin(float (&c)[kSize]) {
+/// Before products whose operands or sums other instructions have written.
+__device__ __forceinline__ void products_fence() {
 #if FENWICK_MATRIX_WGMMA
-    keep(c);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-template <int kSize>
-__device__ __forceinline__ void products_end(float (&c)[kSize]) {
+/// Ends a group of products. Nothing may touch their sums or A operands until products_wait says that they are done.
+__device__ __forceinline__ void products_commit() {
 #if FENWICK_MATRIX_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    keep(c);
 #endif
+}
+/// Waits until at most the last kPending groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void products_wait() {
+#if FENWICK_MATRIX_WGMMA
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+/// Opens a group of products into `c`; nothing may touch `c` or the A operands until products_end.
+template <int kSize>
+__device__ __forceinline__ void products_begin(float (&c)[kSize]) {
+    keep(c);
+    products_fence();
+}
+template <int kSize>
+__device__ __forceinline__ void products_end(float (&c)[kSize]) {
+    products_commit();
+    products_wait<0>();
+    keep(c);
 }
 
 #if FENWICK_MATRIX_WGMMA

@@ -11,7 +11,8 @@ struct MixerCall {
     Operand operand = Operand::kBf16;
     MixerInputs inputs;
     std::int64_t first_block = 0;
-    std::span<const EnteringNode> entering;  ///< oldest first; checked by the dispatcher
+    std::span<const EnteringNode> entering;  ///< outputs: oldest first; checked by the dispatcher
+    std::int64_t summarised_blocks = 0;      ///< outputs: so many blocks' preparation is in the workspace
     void* workspace = nullptr;
     cudaStream_t stream = nullptr;
 };

@@ -182,10 +182,10 @@ void mix(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry, const Mixe
     const Operand operand = pass.model.operand();
     const PassMemory& memory = pass.memory;
     const std::int64_t complete = pass.rows / kBlockTokens;
-    mixer_block_summaries(layer.shape, operand, inputs, complete, memory.summaries, memory.mixer_workspace,
-                          pass.stream);
+    mixer_block_summaries(layer.shape, operand, inputs, pass.first_block, complete, memory.summaries,
+                          memory.mixer_workspace, pass.stream);
     mixer_outputs(layer.shape, operand, inputs, pass.first_block, carry.nodes.entering(pass.first_block),
-                  memory.summaries, memory.o, memory.mixer_workspace, pass.stream);
+                  memory.summaries, complete, memory.o, memory.mixer_workspace, pass.stream);
     carry.nodes.append(pass.first_block, memory.summaries, complete, memory.node_scratch);
 }
 
