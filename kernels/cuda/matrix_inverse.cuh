@@ -10,20 +10,18 @@ namespace fenwick::cuda::matrix {
 
 inline constexpr int kPitch = 20;  // floats of a row of a diagonal block
 
-// Panels: K (and Q behind it) first; then L and the diagonal blocks of M in panels 0 (high) and 1 (rest), the diagonal
-// blocks of L and after them T in panel 2, the rest of T in panel 3. A warp's rows of panels 2 and 3 are its own from then on.
-struct Shared {
-    alignas(1024) unsigned char panels[4][kPanelBytes];
-    float2 cumulative[kC];  // G / ln 2 = x + y
-    float beta[kC];
+/// Of one chunk and head. A warp's rows of `triangle` are its own once its diagonal block is inverted.
+struct Solve {
+    alignas(1024) unsigned char lower[2][kPanelBytes];     // L and the diagonal blocks of M: high parts, rests
+    alignas(1024) unsigned char triangle[2][kPanelBytes];  // the diagonal blocks of L, fp32; then T: high part, rest
 };
 __device__ __forceinline__ int panel_at(int row, int column) {
     return (row * 128 + column * 2) ^ ((row % 8) * 16);
 }
 
 /// A diagonal block of L, fp32 [16][kPitch].
-__device__ __forceinline__ float* diagonal_block(Shared& s, int block) {
-    return reinterpret_cast<float*>(s.panels[2]) + block * 16 * kPitch;
+__device__ __forceinline__ float* diagonal_block(Solve& s, int block) {
+    return reinterpret_cast<float*>(s.triangle[0]) + block * 16 * kPitch;
 }
 
 /// Two neighbours in a row, split.
@@ -33,10 +31,10 @@ __device__ __forceinline__ void store_split(unsigned char* high, unsigned char* 
     *reinterpret_cast<std::uint32_t*>(rest + at) = pack(x - low_of(h), y - high_of(h));
 }
 
-// The inverse of the warp's diagonal block, a column a lane: the first 16 lanes write the high parts into panel 0, the
-// others, which compute the same, the rests into panel 1.
-__device__ __forceinline__ void invert_diagonal(Shared& s, int warp) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+// The inverse of the warp's diagonal block, a column a lane: the first 16 lanes write the high parts, the others, which
+// compute the same, the rests.
+__device__ __forceinline__ void invert_diagonal(Solve& s, int warp) {
+    const int lane = lane_now();
     const int column = lane % 16;
     const float* l = diagonal_block(s, warp);
     float x[16];
@@ -54,7 +52,7 @@ __device__ __forceinline__ void invert_diagonal(Shared& s, int warp) {
         }
         x[i] = sum;
     }
-    unsigned char* panel = s.panels[lane / 16];
+    unsigned char* panel = s.lower[lane / 16];
     const float less = lane < 16 ? 0.0F : 1.0F;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -64,11 +62,11 @@ __device__ __forceinline__ void invert_diagonal(Shared& s, int warp) {
     }
 }
 
-// c [16, 16] += a B for the 16x16 block B at (row, column) of panels 0 and 1.
+// c [16, 16] += a B for the 16x16 block B at (row, column) of two panels, high part and rest.
 __device__ __forceinline__ void multiply_block(float (&c)[8], const std::uint32_t (&a)[4],
                                                const std::uint32_t (&rest)[4], std::uint32_t panels, int row,
                                                int column) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = lane_now();
     const std::uint32_t at =
         swizzled(panels + static_cast<std::uint32_t>((lane % 16) * 128 + (lane / 16) * 16 + column * 2)) +
         static_cast<std::uint32_t>(row * 128);
@@ -84,11 +82,11 @@ __device__ __forceinline__ void multiply_block(float (&c)[8], const std::uint32_
     }
 }
 
-// The warp's 16 rows of T = M diag(b) into panel 2, what bf16 loses of them into panel 3.
+// The warp's 16 rows of T = M diag(b), split.
 template <int kWarp>
-__device__ __forceinline__ void solve_rows(Shared& s) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const std::uint32_t panels = shared_address(s.panels[0]);
+__device__ __forceinline__ void solve_rows(Solve& s, const float* betas) {
+    const int lane = lane_now();
+    const std::uint32_t panels = shared_address(s.lower[0]);
     std::uint32_t m[4][4];  // the row of blocks of M by distance from the diagonal: high parts
     std::uint32_t r[4][4];  // and rests
 #pragma unroll
@@ -127,11 +125,11 @@ __device__ __forceinline__ void solve_rows(Shared& s) {
             const int column = 16 * block + 2 * (lane % 4) + (i / 2) * 8;
             const int at = panel_at(row, column);
             if (d <= kWarp) {
-                const float2 beta = *reinterpret_cast<const float2*>(s.beta + column);
-                store_split(s.panels[2], s.panels[3], at, c[2 * i] * beta.x, c[2 * i + 1] * beta.y);
+                const float2 beta = *reinterpret_cast<const float2*>(betas + column);
+                store_split(s.triangle[0], s.triangle[1], at, c[2 * i] * beta.x, c[2 * i + 1] * beta.y);
             } else {
-                *reinterpret_cast<std::uint32_t*>(s.panels[2] + at) = 0;
-                *reinterpret_cast<std::uint32_t*>(s.panels[3] + at) = 0;
+                *reinterpret_cast<std::uint32_t*>(s.triangle[0] + at) = 0;
+                *reinterpret_cast<std::uint32_t*>(s.triangle[1] + at) = 0;
             }
         }
     }

@@ -86,35 +86,41 @@ __device__ __forceinline__ void store_outputs(const float (&o)[32], unsigned cha
     }
 }
 
-// One chunk. On return `o` is there, but the products into `x` may still run.
+// One chunk. What the state waits for goes first; the output's products run beside it. On return `o` is there.
 template <int kDk, int kGroups>
 __device__ __forceinline__ void step(Columns<kDk>& x, Stage<kDk, kGroups>& stage, const unsigned char* values,
-                                     const float* decays, int warp, float (&o)[32], std::uint32_t (&write)[4][4]) {
+                                     const float* decays, int warp, float (&o)[32]) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk>(x, shared_address(stage.q), o, keys, y);
+    std::uint32_t state[kDk / 16][4];
+    read_state<kDk>(x, keys, y, shared_address(stage.q), o, state);
     scale_tokens(y, decays);
     subtract_from_values(y, shared_address(values), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
     pack_tokens(y, a);
-    clear(y);
-    products_begin(y);
-    add_triangle(a, shared_address(stage.triangle), y);
+    float u[32];
+    clear(u);
+    products_begin(u);
+    add_triangle(a, shared_address(stage.triangle), u);
     products_commit();
+    products_wait<1>();
+    keep(o);
     scale_tokens(o, decays);
     scale_state<kDk>(x, decays[kC - 1]);
     products_wait<0>();
-    keep(y);
-    pack_tokens(y, a);
-    scale_tokens(y, decays + kC);
-    pack_tokens(y, write);
-    products_begin(o);
-    add_triangle(a, shared_address(stage.scores), o);
-    products_commit();
+    keep(u);
+    pack_tokens(u, a);
+    scale_tokens(u, decays + kC);
+    std::uint32_t write[4][4];
+    pack_tokens(u, write);
     products_begin(x);
+    keep(o);
     add_to_state<kDk>(x, write, keys);
     products_commit();
-    products_wait<1>();
+    add_triangle(a, shared_address(stage.scores), o);
+    products_commit();
+    products_wait<0>();
+    keep(x);
     keep(o);
 }
 
@@ -160,14 +166,11 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
         Stage<kDk, kGroups>& stage = s.stages[c % kStages];
         unsigned char* values = stage.v + group * kPanelBytes;
         float o[32];
-        std::uint32_t write[4][4];
-        step<kDk, kGroups>(x, stage, values, s.decays[c % kStages], warp, o, write);
+        step<kDk, kGroups>(x, stage, values, s.decays[c % kStages], warp, o);
         const std::int64_t row = (block * kC + c) * kC;
         store_outputs(o, values, warp, args.out + (row * args.heads + head) * dv + first_column,
                       static_cast<std::int64_t>(args.heads) * dv,
                       args.rows - row < kC ? static_cast<int>(args.rows - row) : kC, dv - first_column);
-        products_wait<0>();
-        keep(x);
     }
 }
 

@@ -1,9 +1,10 @@
-// One thread block for one chunk of one head: D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D,
-// and for the log-linear read-out P T and lambda * (P T).
+// Per chunk and head D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D, and for the log-linear
+// read-out P T and lambda * (P T).
+//
+// A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of one key
+// head follow each other and share K and Q.
 //
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
-#include <type_traits>
-
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_inverse.cuh"
 #include "kernels/cuda/matrix_launch.h"
@@ -27,11 +28,22 @@ struct Arguments {
     std::int64_t q_stride, k_stride, decay_stride, beta_stride, lambda_stride, rows;
     int heads, heads_per_key, levels;
     Prepared to;
-    unsigned first_tile;
+    unsigned first_tile, end_tile, run;  // tiles of a thread block
 };
 
-struct SharedLevels : Shared {
+/// What a tile needs of its tokens; two of them, for this tile and the next.
+struct Gates {
+    float2 cumulative[kC];  // G / ln 2 = x + y
+    float beta[kC];
+    float log_decay[kC];  // as it arrives
     float lambda[kC][kLambdas];
+};
+template <int kDk>
+struct Shared {
+    alignas(1024) unsigned char keys[kDk / 64 * kPanelBytes];
+    alignas(1024) unsigned char queries[kDk / 64 * kPanelBytes];
+    Solve solve;
+    Gates gates[2];
 };
 
 /// 2^x of x <= 0; results below 2^-126 become zero.
@@ -44,7 +56,7 @@ __device__ __forceinline__ float exp2_of(float x) {
 // The warp's 16 rows of a panel into its tile.
 __device__ __forceinline__ void store_rows(const unsigned char* panel, int warp, bf16* tile) {
     __syncwarp();
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = lane_now();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = 16 * warp + 4 * i + lane / 8;
@@ -56,7 +68,7 @@ __device__ __forceinline__ void store_rows(const unsigned char* panel, int warp,
 
 // P of the warp's rows, as the operand `p`, into the warp's rows of a panel.
 __device__ __forceinline__ void stage_operand(const std::uint32_t (&p)[4][4], unsigned char* panel, int warp) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = lane_now();
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
 #pragma unroll
@@ -72,15 +84,15 @@ __device__ __forceinline__ int chunk_level(int i, int j) {
 }
 
 // P T and lambda * (P T) of the warp's rows: P as an operand, T from its tile.
-__device__ __forceinline__ void weigh_scores(SharedLevels& s, const std::uint32_t (&p)[4][4], int warp, bf16* plain,
-                                             bf16* weighed) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+__device__ __forceinline__ void weigh_scores(Solve& s, const float (&lambda)[kC][kLambdas],
+                                             const std::uint32_t (&p)[4][4], int warp, bf16* plain, bf16* weighed) {
+    const int lane = lane_now();
     float scores[32];
     clear(scores);
     products_begin(scores);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        product_nn<64>(scores, p[step], shared_address(s.panels[2]), step * 16 * 128, kPanelBytes);
+        product_nn<64>(scores, p[step], shared_address(s.triangle[0]), step * 16 * 128, kPanelBytes);
     products_end(scores);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -91,14 +103,14 @@ __device__ __forceinline__ void weigh_scores(SharedLevels& s, const std::uint32_
             const int at = panel_at(i, j);
             const float p0 = scores[4 * n + 2 * r];  // zero right of the diagonal: sums of zeros
             const float p1 = scores[4 * n + 2 * r + 1];
-            *reinterpret_cast<std::uint32_t*>(s.panels[0] + at) = pack(p0, p1);
-            *reinterpret_cast<std::uint32_t*>(s.panels[1] + at) =
-                pack(j <= i ? p0 * s.lambda[i][chunk_level(i, j)] : 0.0F,
-                     j < i ? p1 * s.lambda[i][chunk_level(i, j + 1)] : 0.0F);
+            *reinterpret_cast<std::uint32_t*>(s.lower[0] + at) = pack(p0, p1);
+            *reinterpret_cast<std::uint32_t*>(s.lower[1] + at) =
+                pack(j <= i ? p0 * lambda[i][chunk_level(i, j)] : 0.0F,
+                     j < i ? p1 * lambda[i][chunk_level(i, j + 1)] : 0.0F);
         }
     }
-    store_rows(s.panels[0], warp, plain);
-    store_rows(s.panels[1], warp, weighed);
+    store_rows(s.lower[0], warp, plain);
+    store_rows(s.lower[1], warp, weighed);
 }
 
 // Issues c += M K^T for the warp's 16 rows of a tile M.
@@ -116,18 +128,17 @@ __device__ __forceinline__ void multiply_keys(float (&c)[32], std::uint32_t tile
     }
 }
 
-// Decays of the warp's 16 rows of K K^T and Q K^T: L split into panels 0 and 1 (the diagonal block as it is), P as an
-// operand.
+// Decays of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand.
 template <int kWarp>
-__device__ __forceinline__ void apply_decays(Shared& s, const float (&kk)[32], const float (&qk)[32],
+__device__ __forceinline__ void apply_decays(Solve& s, const Gates& gates, const float (&kk)[32], const float (&qk)[32],
                                              std::uint32_t (&p)[4][4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = lane_now();
     float2 at[2];
     float beta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        at[r] = s.cumulative[16 * kWarp + lane / 4 + 8 * r];
-        beta[r] = s.beta[16 * kWarp + lane / 4 + 8 * r];
+        at[r] = gates.cumulative[16 * kWarp + lane / 4 + 8 * r];
+        beta[r] = gates.beta[16 * kWarp + lane / 4 + 8 * r];
     }
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -137,7 +148,7 @@ __device__ __forceinline__ void apply_decays(Shared& s, const float (&kk)[32], c
             continue;
         }
         const int column = 8 * n + 2 * (lane % 4);
-        const float4 from = *reinterpret_cast<const float4*>(s.cumulative + column);
+        const float4 from = *reinterpret_cast<const float4*>(gates.cumulative + column);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = lane / 4 + 8 * r;  // of the block
@@ -155,24 +166,21 @@ __device__ __forceinline__ void apply_decays(Shared& s, const float (&kk)[32], c
                 if (of_block + 1 > row) p1 = 0.0F;
                 *reinterpret_cast<float2*>(diagonal_block(s, kWarp) + row * kPitch + of_block) = make_float2(l0, l1);
             } else {
-                store_split(s.panels[0], s.panels[1], panel_at(16 * kWarp + row, column), l0, l1);
+                store_split(s.lower[0], s.lower[1], panel_at(16 * kWarp + row, column), l0, l1);
             }
             p[block][n % 2 * 2 + r] = pack(p0, p1);
         }
     }
 }
 
-// exp(G) and the like; two tokens a lane of the first warp.
-__device__ __forceinline__ void sum_decays(const Arguments& args, Shared& s, std::int64_t tile, std::int64_t first,
-                                           int rows, int head) {
-    const int lane = static_cast<int>(threadIdx.x);
+// G, and exp(G) and the like into `decays`; two tokens a lane of one warp, which copied the log decays itself.
+__device__ __forceinline__ void sum_decays(Gates& gates, float* decays) {
+    const int lane = lane_now();
     double g[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-        const int i = 2 * lane + e;
-        const double step = i < rows ? args.log_decay[(first + i) * args.decay_stride + head] : 0.0F;
+        const double step = gates.log_decay[2 * lane + e];
         g[e] = step < kLogDecayFloor ? kLogDecayFloor : step;
-        s.beta[i] = i < rows ? args.beta[(first + i) * args.beta_stride + head] : 0.0F;
     }
     double sum = g[0] + g[1];
 #pragma unroll
@@ -183,88 +191,144 @@ __device__ __forceinline__ void sum_decays(const Arguments& args, Shared& s, std
     double before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
     if (lane == 0) before = 0.0;
     const double all = __shfl_sync(0xFFFFFFFFU, sum, 31);
-    float* decays = args.to.decays + tile * 2 * kC;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
         const double at = e == 0 ? before + g[0] : before + g[0] + g[1];
         const double at2 = at * kLog2E;
         const float high = static_cast<float>(at2);
-        s.cumulative[2 * lane + e] = make_float2(high, static_cast<float>(at2 - high));
+        gates.cumulative[2 * lane + e] = make_float2(high, static_cast<float>(at2 - high));
         decays[2 * lane + e] = expf(static_cast<float>(at));
         decays[kC + 2 * lane + e] = expf(static_cast<float>(all - at));
     }
 }
 
-template <int kDk, bool kLevels>
-__global__ void __launch_bounds__(kThreads, 4) prepare(const Arguments args) {
-    extern __shared__ __align__(1024) unsigned char raw[];
-    using Memory = std::conditional_t<kLevels, SharedLevels, Shared>;
-    Memory& s = *reinterpret_cast<Memory*>(raw);
-    const unsigned number = args.first_tile + blockIdx.x;  // 32-bit divisions
-    const std::int64_t tile = number;
-    const int head = static_cast<int>(number % static_cast<unsigned>(args.heads));
-    const std::int64_t first = static_cast<std::int64_t>(number / static_cast<unsigned>(args.heads)) * kC;
-    const std::int64_t left = args.rows - first;
-    const int rows = left < kC ? static_cast<int>(left) : kC;
-    const int key_head = head / args.heads_per_key;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const std::uint32_t keys = shared_address(s.panels[0]);
-    const std::uint32_t queries = keys + kDk / 64 * kPanelBytes;
-    load_panels<kDk / 8, kThreads>(keys, args.k + first * args.k_stride + key_head * kDk, args.k_stride, rows, kDk);
-    load_panels<kDk / 8, kThreads>(queries, args.q + first * args.q_stride + key_head * kDk, args.q_stride, rows, kDk);
-    copies_commit();
-    if (warp == 0) {
-        sum_decays(args, s, tile, first, rows, head);
-    } else if constexpr (kLevels) {
-        for (int i = static_cast<int>(threadIdx.x) - 32; i < kC * kLambdas; i += kThreads - 32) {
-            const int row = i / kLambdas;
-            const int level = min(i % kLambdas, args.levels - 1);
-            s.lambda[row][i % kLambdas] =
-                row < rows ? args.lambda[(first + row) * args.lambda_stride + head * args.levels + level] : 0.0F;
-        }
-    }
-    copies_wait<0>();
-    publish_shared();
-    __syncthreads();
+/// Where a tile lies.
+struct Place {
+    std::int64_t first;  // row
+    int rows, head, key_head;
+};
+__device__ __forceinline__ Place place_of(const Arguments& args, unsigned tile) {
+    const auto heads = static_cast<unsigned>(args.heads);  // 32-bit divisions
+    Place place;
+    place.first = opaque(static_cast<std::int64_t>(tile / heads) * kC);
+    place.rows = static_cast<int>(min(static_cast<std::int64_t>(kC), args.rows - place.first));
+    place.head = static_cast<int>(tile % heads);
+    place.key_head = place.head / args.heads_per_key;
+    return place;
+}
 
-    std::uint32_t p[4][4];
-    {
-        float kk[32];
-        float qk[32];
-        clear(kk);
-        clear(qk);
-        multiply_keys<kDk>(kk, keys, keys, warp);
-        multiply_keys<kDk>(qk, queries, keys, warp);
-        __syncthreads();  // K and Q have been read
-        if (warp == 0) apply_decays<0>(s, kk, qk, p);
-        if (warp == 1) apply_decays<1>(s, kk, qk, p);
-        if (warp == 2) apply_decays<2>(s, kk, qk, p);
-        if (warp == 3) apply_decays<3>(s, kk, qk, p);
-    }
-    __syncwarp();
-    invert_diagonal(s, warp);
-    __syncthreads();
-    if (warp == 0) solve_rows<0>(s);
-    if (warp == 1) solve_rows<1>(s);
-    if (warp == 2) solve_rows<2>(s);
-    if (warp == 3) solve_rows<3>(s);
-    store_rows(s.panels[2], warp, args.to.triangle + tile * kC * kC);
-    store_rows(s.panels[3], warp, args.to.rest + tile * kC * kC);
-    if constexpr (kLevels) {
-        publish_shared();
-        __syncthreads();
-        weigh_scores(s, p, warp, args.to.second + tile * kC * kC, args.to.scores + tile * kC * kC);
-    } else {
-        stage_operand(p, s.panels[2], warp);
-        store_rows(s.panels[2], warp, args.to.second + tile * kC * kC);
+template <int kDk>
+__device__ __forceinline__ void load_rows(const Arguments& args, Shared<kDk>& s, const Place& place) {
+    load_panels<kDk / 8, kThreads>(shared_address(s.keys), args.k + place.first * args.k_stride + place.key_head * kDk,
+                                   args.k_stride, place.rows, kDk);
+    load_panels<kDk / 8, kThreads>(shared_address(s.queries),
+                                   args.q + place.first * args.q_stride + place.key_head * kDk, args.q_stride,
+                                   place.rows, kDk);
+}
+
+// The first warp copies what it sums itself.
+template <bool kLevels>
+__device__ __forceinline__ void load_gates(const Arguments& args, Gates& gates, const Place& place) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if (tid < 32) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int i = 2 * tid + e;
+            const bool valid = i < place.rows;
+            const std::int64_t row = place.first + (valid ? i : 0);
+            copy_4(shared_address(&gates.log_decay[i]), args.log_decay + row * args.decay_stride + place.head, valid);
+            copy_4(shared_address(&gates.beta[i]), args.beta + row * args.beta_stride + place.head, valid);
+        }
+    } else if (kLevels) {
+        for (int i = tid - 32; i < kC * kLambdas; i += kThreads - 32) {
+            const int at = i / kLambdas;
+            const int level = min(i % kLambdas, args.levels - 1);
+            const bool valid = at < place.rows;
+            copy_4(shared_address(&gates.lambda[at][i % kLambdas]),
+                   args.lambda + (place.first + (valid ? at : 0)) * args.lambda_stride + place.head * args.levels + level,
+                   valid);
+        }
     }
 }
 
 template <int kDk, bool kLevels>
-void launch(const Arguments& args, std::int64_t tiles, cudaStream_t stream) {
-    constexpr int kBytes = static_cast<int>(kLevels ? sizeof(SharedLevels) : sizeof(Shared));
+__global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
+    extern __shared__ __align__(1024) unsigned char raw[];
+    Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw);
+    Solve& solve = s.solve;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const unsigned first = args.first_tile + blockIdx.x * args.run;
+    const unsigned end = min(args.end_tile, first + args.run);
+    const auto decays_of = [&](unsigned tile) { return args.to.decays + static_cast<std::int64_t>(tile) * 2 * kC; };
+    Place place = place_of(args, first);
+    load_rows(args, s, place);
+    load_gates<kLevels>(args, s.gates[0], place);
+    copies_commit();
+    if (warp == 0) {
+        copies_wait<0>();
+        sum_decays(s.gates[0], decays_of(first));
+    }
+    for (unsigned tile = first; tile < end; ++tile) {
+        Gates& gates = s.gates[(tile - first) % 2];
+        Gates& next_gates = s.gates[(tile - first + 1) % 2];
+        const bool last = tile + 1 == end;
+        copies_wait<0>();
+        publish_shared();
+        __syncthreads();  // this tile's rows and G are there, and everyone is done with the tile before
+        std::uint32_t p[4][4];
+        {
+            float kk[32];
+            float qk[32];
+            clear(kk);
+            clear(qk);
+            multiply_keys<kDk>(kk, shared_address(s.keys), shared_address(s.keys), warp);
+            multiply_keys<kDk>(qk, shared_address(s.queries), shared_address(s.keys), warp);
+            __syncthreads();  // K and Q have been read
+            if (!last) {
+                const Place next = place_of(args, tile + 1);
+                if (next.first != place.first || next.key_head != place.key_head) load_rows(args, s, next);
+                load_gates<kLevels>(args, next_gates, next);
+                copies_commit();
+                place = next;
+            }
+            if (warp == 0) apply_decays<0>(solve, gates, kk, qk, p);
+            if (warp == 1) apply_decays<1>(solve, gates, kk, qk, p);
+            if (warp == 2) apply_decays<2>(solve, gates, kk, qk, p);
+            if (warp == 3) apply_decays<3>(solve, gates, kk, qk, p);
+        }
+        __syncwarp();
+        invert_diagonal(solve, warp);
+        __syncthreads();
+        if (warp == 0) solve_rows<0>(solve, gates.beta);
+        if (warp == 1) solve_rows<1>(solve, gates.beta);
+        if (warp == 2) solve_rows<2>(solve, gates.beta);
+        if (warp == 3) solve_rows<3>(solve, gates.beta);
+        const std::int64_t at = static_cast<std::int64_t>(tile) * kC * kC;
+        store_rows(solve.triangle[0], warp, args.to.triangle + at);
+        store_rows(solve.triangle[1], warp, args.to.rest + at);
+        if constexpr (kLevels) {
+            publish_shared();
+            __syncthreads();
+            weigh_scores(solve, gates.lambda, p, warp, args.to.second + at, args.to.scores + at);
+        } else {
+            stage_operand(p, solve.triangle[0], warp);
+            store_rows(solve.triangle[0], warp, args.to.second + at);
+        }
+        if (warp == 0 && !last) {  // the warp with the least to do
+            copies_wait<0>();
+            sum_decays(next_gates, decays_of(tile + 1));
+        }
+    }
+}
+
+template <int kDk, bool kLevels>
+void launch(Arguments args, cudaStream_t stream) {
+    constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
     allow_shared(prepare<kDk, kLevels>, kBytes);
-    prepare<kDk, kLevels><<<static_cast<unsigned>(tiles), kThreads, kBytes, stream>>>(args);
+    const unsigned tiles = args.end_tile - args.first_tile;
+    const auto places = static_cast<unsigned>(3 * multiprocessors());
+    args.run = (tiles + places - 1) / places;
+    prepare<kDk, kLevels><<<(tiles + args.run - 1) / args.run, kThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -289,12 +353,13 @@ void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int
                          static_cast<int>(shape.heads / shape.key_heads),
                          static_cast<int>(shape.levels),
                          to,
-                         static_cast<unsigned>(first_chunk * shape.heads)};
-    const std::int64_t tiles = chunks * shape.heads;
+                         static_cast<unsigned>(first_chunk * shape.heads),
+                         static_cast<unsigned>((first_chunk + chunks) * shape.heads),
+                         1};
     if (shape.key_dim == 128) {
-        levels ? launch<128, true>(args, tiles, stream) : launch<128, false>(args, tiles, stream);
+        levels ? launch<128, true>(args, stream) : launch<128, false>(args, stream);
     } else {
-        levels ? launch<64, true>(args, tiles, stream) : launch<64, false>(args, tiles, stream);
+        levels ? launch<64, true>(args, stream) : launch<64, false>(args, stream);
     }
 }
 

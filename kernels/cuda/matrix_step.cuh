@@ -58,20 +58,30 @@ __device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t tile, 
     products_wait<0>();
     keep(y);
 }
-/// The same for queries (into `o`) and keys (into `y`) at once.
+/// The same for keys (into `y`) and, after them, queries (into `o`): on return `y` is there, while `o`'s products, the last
+/// group, may still run and read `a`.
 template <int kDk>
-__device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t queries, float (&o)[32],
-                                           std::uint32_t keys, float (&y)[32]) {
-    clear(o);
+__device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t keys, float (&y)[32], std::uint32_t queries,
+                                           float (&o)[32], std::uint32_t (&a)[kDk / 16][4]) {
+    settle<kDk>(x);
     clear(y);
-    keep(o);
+    clear(o);
     keep(y);
-    issue_reads<kDk>(x, [&](int step, const std::uint32_t(&a)[4]) {
-        product_nt<64>(y, a, keys, step_offset(step));
-        product_nt<64>(o, a, queries, step_offset(step));
-    });
-    products_wait<0>();
     keep(o);
+#pragma unroll
+    for (int step = 0; step < kDk / 16; ++step) {
+        pack_step(x, step, a[step]);
+        if (step % 2 == 0) continue;
+        products_fence();
+        product_nt<64>(y, a[step - 1], keys, step_offset(step - 1));
+        product_nt<64>(y, a[step], keys, step_offset(step));
+    }
+    products_commit();
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < kDk / 16; ++step) product_nt<64>(o, a[step], queries, step_offset(step));
+    products_commit();
+    products_wait<1>();
     keep(y);
 }
 /// The same with X as the sum of two bf16 numbers.

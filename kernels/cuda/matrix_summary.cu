@@ -2,6 +2,8 @@
 //
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
 // T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
+#include <algorithm>
+
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_launch.h"
 #include "kernels/cuda/matrix_plan.h"
@@ -17,7 +19,8 @@ struct Arguments {
     const bf16* k;
     const bf16* v;
     std::int64_t k_stride, v_stride;
-    int heads, heads_per_key, value_dim, tiles;
+    int heads, heads_per_key, value_dim;
+    unsigned pairs, group;  // of blocks and heads
     bool starts_document;
     Prepared prepared;
     float* out;
@@ -112,14 +115,20 @@ template <int kDk>
 __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
     auto* stages = reinterpret_cast<Stage<kDk>*>(raw);
-    const unsigned work = blockIdx.x;  // 32-bit divisions
-    const auto tiles = static_cast<unsigned>(args.tiles);
+    // Pairs come in groups of about what the GPU holds at once; a group's transitions, which take longer, go first.
+    constexpr unsigned kTransitions = kDk / 64;
+    const unsigned states = (static_cast<unsigned>(args.value_dim) + 63) / 64;
+    const unsigned before = blockIdx.x / (args.group * (kTransitions + states)) * args.group;
+    unsigned work = blockIdx.x % (args.group * (kTransitions + states));
+    const unsigned transitions = min(args.group, args.pairs - before) * kTransitions;
+    const bool transition = work < transitions;
+    if (!transition) work -= transitions;
+    const unsigned tiles = transition ? kTransitions : states;
+    const unsigned pair = before + work / tiles;
     const auto heads = static_cast<unsigned>(args.heads);
-    const int tile = static_cast<int>(work % tiles);
-    const int head = static_cast<int>(work / tiles % heads);
-    const std::int64_t block = work / tiles / heads;
-    const bool transition = tile < kDk / 64;
-    const int first_column = 64 * (transition ? tile : tile - kDk / 64);
+    const int head = static_cast<int>(pair % heads);
+    const std::int64_t block = pair / heads;
+    const int first_column = 64 * static_cast<int>(work % tiles);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int dv = args.value_dim;
@@ -155,10 +164,13 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
 }
 
 template <int kDk>
-void launch(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
+void launch(Arguments args, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(2 * sizeof(Stage<kDk>));
     allow_shared(summarise<kDk>, kBytes);
-    summarise<kDk><<<static_cast<unsigned>(blocks * args.heads * args.tiles), kThreads, kBytes, stream>>>(args);
+    const unsigned tiles = static_cast<unsigned>(kDk + args.value_dim + 63) / 64;
+    const unsigned held = std::max(1U, static_cast<unsigned>(3 * multiprocessors()) / tiles);
+    args.group = args.pairs <= 2 * held ? args.pairs : held;
+    summarise<kDk><<<args.pairs * tiles, kThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -173,11 +185,12 @@ void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStr
                          static_cast<int>(shape.heads),
                          static_cast<int>(shape.heads / shape.key_heads),
                          static_cast<int>(shape.value_dim),
-                         static_cast<int>(shape.key_dim / 64 + (shape.value_dim + 63) / 64),
+                         static_cast<unsigned>(blocks * shape.heads),
+                         1,
                          walk.first_block == 0,
                          walk.prepared,
                          out};
-    shape.key_dim == 128 ? launch<128>(args, blocks, stream) : launch<64>(args, blocks, stream);
+    shape.key_dim == 128 ? launch<128>(args, stream) : launch<64>(args, stream);
 }
 
 }  // namespace fenwick::cuda::matrix

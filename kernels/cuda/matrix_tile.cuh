@@ -166,6 +166,13 @@ __device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
     return x;
 }
 
+/// The thread's lane, read anew at each call: as `opaque`.
+__device__ __forceinline__ int lane_now() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 template <int kSize>
 __device__ __forceinline__ void keep(float (&c)[kSize]) {
 #if FENWICK_MATRIX_WGMMA
