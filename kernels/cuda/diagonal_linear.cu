@@ -1,6 +1,7 @@
 // Outputs of the linear read-out: a warpgroup walks a block's chunks with 64 columns of the one state in its registers.
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::diagonal {
 namespace {
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2) read(const Arguments args) {
 template <int kDk>
 void launch(const Arguments& args, std::int64_t ctas, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(read<kDk>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    allow_shared(read<kDk>, kBytes);
     read<kDk><<<static_cast<unsigned>(ctas), kWalkThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }

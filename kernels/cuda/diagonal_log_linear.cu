@@ -5,6 +5,7 @@
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::diagonal {
 namespace {
@@ -27,7 +28,7 @@ struct Shared {
     alignas(1024) unsigned char scores[kGroupChunks][kPanelBytes];
     alignas(1024) unsigned char values[kGroupChunks][kPanelBytes];  // then the outputs
     float decay[kDk];                                               // of the first chunk
-    float lambda[kMaxBits][kGroupTokens];                           // of levels kGroupBits and up
+    float lambda[1 + kMostGroupBits][kGroupTokens];                 // of levels kGroupBits and up
 };
 
 struct Place {
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2) read(const Arguments args) {
 template <int kDk>
 void launch(const Arguments& args, std::int64_t ctas, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(read<kDk>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    allow_shared(read<kDk>, kBytes);
     read<kDk><<<static_cast<unsigned>(ctas), kWalkThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }

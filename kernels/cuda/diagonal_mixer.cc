@@ -50,7 +50,7 @@ void check_call(const MixerCall& call) {
     const MixerShape& s = call.shape;
     const MixerInputs& in = call.inputs;
     constexpr std::int64_t kMostCtas = std::int64_t{1} << 31;  // of a grid
-    constexpr std::int64_t kMostBlocks = std::int64_t{1} << (diagonal::kMaxBits - 1 - diagonal::kGroupNodeBits);
+    constexpr std::int64_t kMostBlocks = std::int64_t{1} << (diagonal::kMostGroupBits - diagonal::kGroupNodeBits);
     const std::int64_t chunks = in.rows / kChunkTokens + 2;
     bool good = s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0 && s.key_dim > 0 && s.key_dim <= 256 &&
                 s.value_dim > 0 && s.value_dim <= 256 && s.levels >= 0 && chunks * s.heads * 8 < kMostCtas &&

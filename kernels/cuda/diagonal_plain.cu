@@ -7,6 +7,7 @@
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_plan.h"
 #include "kernels/cuda/operand.h"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::diagonal {
 namespace {
@@ -263,7 +264,7 @@ void launch_plain_outputs(const Work& work, Operand operand, void* out, cudaStre
             return;
         }
         const int bytes = (work.slots + kOwnSlots) * static_cast<int>(threads * sizeof(Four));
-        FENWICK_CUDA_CHECK(cudaFuncSetAttribute(buckets<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        allow_shared(buckets<T>, bytes);
         buckets<T><<<ctas, threads, static_cast<std::size_t>(bytes), stream>>>(args);
     });
     FENWICK_CUDA_CHECK(cudaGetLastError());

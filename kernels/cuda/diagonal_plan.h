@@ -32,6 +32,7 @@ inline constexpr int kGroupChunks = 2;
 inline constexpr int kGroupBits = 7;  ///< log2(kGroupTokens)
 inline constexpr int kGroupsPerBlock = 32;
 inline constexpr int kGroupNodeBits = 5;  ///< bits of a group's number inside its block
+inline constexpr int kMostGroupBits = 35;  ///< of a group's number in its document: 2^30 blocks
 inline constexpr int kSpanGroups = 8;
 inline constexpr int kSpanChunks = 16;
 inline constexpr int kSpansPerBlock = 4;

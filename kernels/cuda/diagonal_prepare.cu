@@ -6,6 +6,7 @@
 // registers; decays are running products.
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_channels.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::diagonal {
 namespace {
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(2 * kDk, kDk == 128 ? 2 : 4) prepare(const Arg
 template <int kDk>
 void launch(const Arguments& args, std::int64_t tiles, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(prepare<kDk>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    allow_shared(prepare<kDk>, kBytes);
     prepare<kDk><<<static_cast<unsigned>(tiles), 2 * kDk, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }

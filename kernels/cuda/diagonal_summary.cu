@@ -4,6 +4,7 @@
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_channels.cuh"
 #include "kernels/cuda/diagonal_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::diagonal {
 namespace {
@@ -179,7 +180,7 @@ void launch(const Work& work, const Arguments& args, cudaStream_t stream) {
     const std::int64_t tile_groups = (work.tiles + kWarpgroups - 1) / kWarpgroups;
     const auto ctas = static_cast<unsigned>(work.blocks * kSpansPerBlock * work.shape.heads * tile_groups);
     const auto kernel = walk<kDk, kWarpgroups>;
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    allow_shared(kernel, kBytes);
     kernel<<<ctas, kWarpgroups * kWalkThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
     const auto merged = static_cast<unsigned>(work.blocks * work.shape.heads * work.tiles);

@@ -2,6 +2,7 @@
 // read-out.
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::diagonal {
 namespace {
@@ -167,7 +168,7 @@ void launch(const Work& work, const Arguments& args, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
     const std::int64_t columns = work.shape.heads * work.tiles;
     const std::int64_t spans = (work.chunks + kSpanChunks - 1) / kSpanChunks;
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(walk<kDk>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    allow_shared(walk<kDk>, kBytes);
     walk<kDk><<<static_cast<unsigned>(spans * columns), kWalkThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
     // The node of half a block is read by what follows it in the block.

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/matrix_launch.h"
+#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_tile.cuh"
 

@@ -2,9 +2,9 @@
 // its registers. Two warpgroups share the tiles where a head has more columns.
 #include "core/cuda/check.h"
 #include "core/fenwick.h"
-#include "kernels/cuda/matrix_launch.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::matrix {
 namespace {
@@ -31,9 +31,8 @@ struct Stage {
 
 // Two thread blocks of one warpgroup and d_k 128 just fit into a multiprocessor's 228 KiB: the decays stand apart, or
 // each stage would be padded.
-template <int kDk, int kGroups>
+template <int kDk, int kGroups, int kStages>
 struct Shared {
-    static constexpr int kStages = kGroups == 2 ? 3 : 2;
     Stage<kDk, kGroups> stages[kStages];
     float decays[kStages][2 * kC];
 };
@@ -124,12 +123,10 @@ __device__ __forceinline__ void step(Columns<kDk>& x, Stage<kDk, kGroups>& stage
     keep(o);
 }
 
-template <int kDk, int kGroups>
+template <int kDk, int kGroups, int kStages>
 __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
-    using Memory = Shared<kDk, kGroups>;
-    Memory& s = *reinterpret_cast<Memory*>(raw);
-    constexpr int kStages = Memory::kStages;
+    auto& s = *reinterpret_cast<Shared<kDk, kGroups, kStages>*>(raw);
     const unsigned work = blockIdx.x;  // 32-bit divisions
     const auto tiles = static_cast<unsigned>(args.tiles);
     const auto heads = static_cast<unsigned>(args.heads);
@@ -159,10 +156,14 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
     };
     for (int c = 0; c + 1 < kStages; ++c) load(c);
     for (int c = 0; c < chunks; ++c) {
-        copies_wait<kStages - 2>();
+        if (kStages == 1) {
+            __syncthreads();  // everyone is done with the chunk before
+            load(c);
+        }
+        copies_wait<(kStages > 1 ? kStages - 2 : 0)>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
-        load(c + kStages - 1);
+        if (kStages > 1) load(c + kStages - 1);
         Stage<kDk, kGroups>& stage = s.stages[c % kStages];
         unsigned char* values = stage.v + group * kPanelBytes;
         float o[32];
@@ -174,21 +175,25 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
     }
 }
 
-template <int kDk, int kGroups>
+template <int kDk, int kGroups, int kStages>
+constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk, kGroups, kStages>));
+
+template <int kDk, int kGroups, int kStages>
 void launch(Arguments args, std::int64_t blocks, cudaStream_t stream) {
-    constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk, kGroups>));
     constexpr int kColumns = 64 * kGroups;
     args.tiles = (args.value_dim + kColumns - 1) / kColumns;
-    allow_shared(read<kDk, kGroups>, kBytes);
-    read<kDk, kGroups>
-        <<<static_cast<unsigned>(blocks * args.heads * args.tiles), 128 * kGroups, kBytes, stream>>>(args);
+    allow_shared(read<kDk, kGroups, kStages>, kBytes<kDk, kGroups, kStages>);
+    read<kDk, kGroups, kStages><<<static_cast<unsigned>(blocks * args.heads * args.tiles), 128 * kGroups,
+                                  kBytes<kDk, kGroups, kStages>, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
 template <int kDk>
 void pick(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
-    const bool share = args.value_dim > 64 && static_cast<int>(sizeof(Shared<kDk, 2>)) <= most_shared_bytes();
-    share ? launch<kDk, 2>(args, blocks, stream) : launch<kDk, 1>(args, blocks, stream);
+    const int most = most_shared_bytes();
+    if (args.value_dim > 64 && kBytes<kDk, 2, 3> <= most) return launch<kDk, 2, 3>(args, blocks, stream);
+    if (kBytes<kDk, 1, 2> <= most) return launch<kDk, 1, 2>(args, blocks, stream);
+    launch<kDk, 1, 1>(args, blocks, stream);  // nothing is loaded ahead
 }
 
 }  // namespace

@@ -13,10 +13,10 @@
 
 #include "core/cuda/check.h"
 #include "core/fenwick.h"
-#include "kernels/cuda/matrix_launch.h"
 #include "kernels/cuda/matrix_nodes.cuh"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::matrix {
 namespace {
@@ -54,9 +54,10 @@ struct Stage {
     float lambda[kC * kLambdaPitch];
 };
 
-template <int kDk>
+// Two stages, the next chunk being loaded while one is worked on, or one where the GPU has too little memory for two.
+template <int kDk, int kStages>
 struct Shared {
-    Stage<kDk> stages[2];
+    Stage<kDk> stages[kStages];
     // Partial outputs by slot, [slot][token][column]; the chunk's own part is the last. Merging states pass through
     // here too.
     float parts[(kSlots + 1) * kC * kPitch];
@@ -239,10 +240,10 @@ __device__ __forceinline__ void merge(Columns<kDk>& x, int to, int from, float* 
     }
 }
 
-template <int kDk>
+template <int kDk, int kStages>
 __global__ void __launch_bounds__(kThreads, 1) read_levels(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
-    Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw);
+    auto& s = *reinterpret_cast<Shared<kDk, kStages>*>(raw);
     const unsigned work = blockIdx.x;  // 32-bit divisions
     const auto tiles = static_cast<unsigned>(args.tiles);
     const auto heads = static_cast<unsigned>(args.heads);
@@ -271,18 +272,22 @@ __global__ void __launch_bounds__(kThreads, 1) read_levels(const Arguments args)
     }
     const std::int64_t left = args.rows - place * kBlockTokens;
     const int chunks = static_cast<int>((left < kBlockTokens ? left + kC - 1 : kBlockTokens) / kC);
-    load_stage<kDk>(args, s.stages[0], place * kC, head, first_column);
+    const auto load = [&](int c) { load_stage<kDk>(args, s.stages[c % kStages], place * kC + c, head, first_column); };
+    if (kStages > 1) load(0);
     for (int c = 0; c < chunks; ++c) {
         const bool advance = c + 1 < chunks;
-        if (advance) {
-            load_stage<kDk>(args, s.stages[(c + 1) % 2], place * kC + c + 1, head, first_column);
+        if (kStages == 1) {
+            load(c);
+            copies_wait<0>();
+        } else if (advance) {
+            load(c + 1);
             copies_wait<1>();
         } else {
             copies_wait<0>();
         }
         publish_shared();
         __syncthreads();
-        Stage<kDk>& stage = s.stages[c % 2];
+        Stage<kDk>& stage = s.stages[c % kStages];
         const int live = slots.entering + (main_pass ? __popc(static_cast<unsigned>(c)) : 0);
         const bool group_works = 4 * (warp / 4) < live + (main_pass ? 1 : 0);
         if (group_works) {
@@ -304,23 +309,34 @@ __global__ void __launch_bounds__(kThreads, 1) read_levels(const Arguments args)
     }
 }
 
-template <int kDk>
+template <int kDk, int kStages>
+constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk, kStages>));
+
+template <int kDk, int kStages>
 void launch(Arguments args, std::int64_t blocks, cudaStream_t stream) {
-    constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
-    allow_shared(read_levels<kDk>, kBytes);
+    allow_shared(read_levels<kDk, kStages>, kBytes<kDk, kStages>);
     const auto grid = static_cast<unsigned>(blocks * args.heads * args.tiles);
     const int passes = (std::max(0, args.slots - kMainEntering) + kSlots - 1) / kSlots;
     for (int pass = 0; pass <= passes; ++pass) {
         args.pass = pass == passes ? -1 : pass;
-        read_levels<kDk><<<grid, kThreads, kBytes, stream>>>(args);
+        read_levels<kDk, kStages><<<grid, kThreads, kBytes<kDk, kStages>, stream>>>(args);
         FENWICK_CUDA_CHECK(cudaGetLastError());
     }
+}
+
+template <int kDk>
+void pick(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
+    most_shared_bytes() >= kBytes<kDk, 2> ? launch<kDk, 2>(args, blocks, stream) : launch<kDk, 1>(args, blocks, stream);
 }
 
 }  // namespace
 
 bool needs_partial_sums(int slots) {
     return slots > kMainEntering;
+}
+
+int log_linear_shared_bytes(std::int64_t key_dim) {
+    return key_dim == 128 ? kBytes<128, 1> : kBytes<64, 1>;
 }
 
 void launch_log_linear(const Walk& walk, void* out, cudaStream_t stream) {
@@ -346,7 +362,7 @@ void launch_log_linear(const Walk& walk, void* out, cudaStream_t stream) {
                          walk.partial,
                          static_cast<bf16*>(out)};
     const std::int64_t blocks = (in.rows + kBlockTokens - 1) / kBlockTokens;
-    shape.key_dim == 128 ? launch<128>(args, blocks, stream) : launch<64>(args, blocks, stream);
+    shape.key_dim == 128 ? pick<128>(args, blocks, stream) : pick<64>(args, blocks, stream);
 }
 
 }  // namespace fenwick::cuda::matrix

@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/fenwick.h"
 #include "kernels/cuda/matrix_plan.h"
+#include "kernels/cuda/shared_memory.h"
 #include "kernels/summary.h"
 
 namespace fenwick::cuda {
@@ -17,6 +18,13 @@ namespace {
 using namespace matrix;  // NOLINT(google-build-using-namespace): these files are one unit
 
 constexpr std::int64_t kTile = kChunkTokens * kChunkTokens;
+
+// Everything else takes the plain kernels; so does the log-linear read-out where thread blocks have too little shared
+// memory (sm_86, sm_89).
+bool has_tensor_kernel(const MixerShape& shape, Operand operand) {
+    return operand == Operand::kBf16 && (shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % 8 == 0 &&
+           shape.levels <= 32 && (!shape.log_linear() || most_shared_bytes() >= log_linear_shared_bytes(shape.key_dim));
+}
 
 struct Carver {
     unsigned char* memory;
@@ -35,7 +43,7 @@ struct Layout {
     Nodes nodes;
     float* entering = nullptr;
     float* partial = nullptr;
-    float* states = nullptr;  // the checking path's
+    float* states = nullptr;  // the plain path's
     int slots = 1;
     std::size_t bytes = 0;
 };
@@ -59,7 +67,7 @@ Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std:
     const std::int64_t blocks = blocks_of(rows);
     const std::int64_t last = first_block + blocks - 1;
     layout.slots = most_slots(shape, first_block, blocks);
-    if (operand == Operand::kBf16) {
+    if (has_tensor_kernel(shape, operand)) {
         const std::int64_t tiles = (rows + kChunkTokens - 1) / kChunkTokens * shape.heads;
         layout.prepared.triangle = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.rest = carver.take<__nv_bfloat16>(tiles * kTile);
@@ -101,38 +109,20 @@ bool aligned(const void* data, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
 }
 
-// The products for other GPUs than Hopper's (mma.sync) compile, but no run has been held against the reference yet.
-void check_device(const MixerCall& call) {
-    int device = 0;
-    int major = 0;
-    FENWICK_CUDA_CHECK(cudaGetDevice(&device));
-    FENWICK_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    if (call.operand == Operand::kFp32 || major == 9) return;
-    throw UnavailableError(fmt::format(
-        "mixer: matrix transitions with bf16 operands are verified on GPUs of compute capability 9.0 alone, this "
-        "one has {}.x; use fp32 operands or --device cpu",
-        major));
-}
-
 void check_shape(const MixerCall& call) {
     const MixerShape& s = call.shape;
     constexpr std::int64_t kMostBlocks = std::int64_t{1} << 31;  // of a grid
     const std::int64_t blocks = blocks_of(call.inputs.rows);
-    const bool common = s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0 && s.value_dim > 0 &&
-                        s.value_dim <= 256 && blocks * s.heads * kChunksPerBlock < kMostBlocks;
-    bool taken = false;
-    if (call.operand == Operand::kBf16) {
-        taken = (s.key_dim == 64 || s.key_dim == 128) && s.value_dim % 8 == 0 && s.levels <= 32 &&
-                aligned(call.inputs.q, call.inputs.q_stride) && aligned(call.inputs.k, call.inputs.k_stride) &&
-                aligned(call.inputs.v, call.inputs.v_stride);
-    } else {
-        taken = s.key_dim <= 256 && s.key_dim * s.value_dim * 4 <= std::int64_t{160} * 1024;
-    }
-    if (common && taken) return check_device(call);
-    throw InternalError(
-        "mixer: no GPU kernel takes " + describe(call) +
-        "; bf16 takes d_k 64 or 128, d_v a multiple of 8 up to 256, at most 32 levels, 16-byte aligned rows; "
-        "use --device cpu for other shapes");
+    const bool good = s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0 && s.key_dim > 0 &&
+                      s.key_dim <= 256 && s.value_dim > 0 && s.value_dim <= 256 && s.levels >= 0 &&
+                      blocks * s.heads * kChunksPerBlock < kMostBlocks;
+    const bool placed = !has_tensor_kernel(s, call.operand) ||
+                        (aligned(call.inputs.q, call.inputs.q_stride) && aligned(call.inputs.k, call.inputs.k_stride) &&
+                         aligned(call.inputs.v, call.inputs.v_stride));
+    if (good && placed) return;
+    throw InternalError("mixer: no GPU kernel takes " + describe(call) +
+                        "; expected heads a multiple of key heads, dims of 1 to 256, and rows of bf16 that start at "
+                        "multiples of 16 bytes; use --device cpu for other shapes");
 }
 
 }  // namespace
@@ -148,7 +138,9 @@ void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* o
     const MixerShape& shape = call.shape;
     const Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
     const Walk walk{shape, call.inputs, layout.prepared, nullptr, call.first_block};
-    if (call.operand == Operand::kFp32) return launch_plain_summaries(walk, blocks, out, layout.states, call.stream);
+    if (!has_tensor_kernel(shape, call.operand)) {
+        return launch_plain_summaries(walk, call.operand, blocks, out, layout.states, call.stream);
+    }
     launch_prepare(shape, call.inputs, 0, blocks * kChunksPerBlock, layout.prepared, call.stream);
     launch_summaries(walk, blocks, out, call.stream);
 }
@@ -157,7 +149,7 @@ void matrix_outputs(const MixerCall& call, const float* block_summaries, void* o
     check_shape(call);
     if (call.inputs.rows == 0) return;
     const MixerShape& shape = call.shape;
-    const bool plain = call.operand == Operand::kFp32;
+    const bool plain = !has_tensor_kernel(shape, call.operand);
     const std::int64_t blocks = blocks_of(call.inputs.rows);
     Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
     layout.nodes.blocks = block_summaries;
@@ -174,7 +166,7 @@ void matrix_outputs(const MixerCall& call, const float* block_summaries, void* o
     }
     const Walk walk{shape,        call.inputs,   layout.prepared, layout.entering, call.first_block,
                     layout.slots, layout.partial};
-    if (plain) return launch_plain_outputs(walk, static_cast<float*>(out), layout.states, call.stream);
+    if (plain) return launch_plain_outputs(walk, call.operand, out, layout.states, call.stream);
     const std::int64_t ready = call.summarised_blocks * kChunksPerBlock;
     const std::int64_t chunks = (call.inputs.rows + kChunkTokens - 1) / kChunkTokens;
     launch_prepare(shape, call.inputs, ready, chunks - ready, layout.prepared, call.stream);

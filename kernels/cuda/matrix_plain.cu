@@ -1,11 +1,12 @@
-// The checking path of the matrix algebra: fp32 operands and sums on the CUDA cores, token by token as DESIGN section 3
-// defines it. Slow on purpose. A thread has one column of the states, kept in the workspace as [slot][d_k][64 columns];
-// the tokens of a block are a binary counter of slots, after the states that enter the block.
+// The checking path of the matrix algebra, and head shapes that have no matrix-unit kernel: fp32 sums on the CUDA
+// cores, token by token as DESIGN section 3 defines it. Plain, and slow. A thread has one column of the states, kept in
+// the workspace as [slot][d_k][64 columns]; the tokens of a block are a binary counter of slots, after the states that
+// enter the block.
 #include "core/cuda/check.h"
 #include "core/fenwick.h"
-#include "kernels/cuda/matrix_launch.h"
 #include "kernels/cuda/matrix_nodes.cuh"
 #include "kernels/cuda/matrix_plan.h"
+#include "kernels/cuda/operand.h"
 #include "kernels/summary.h"
 
 namespace fenwick::cuda::matrix {
@@ -15,10 +16,11 @@ constexpr int kColumns = 64;
 constexpr int kMaxKeyDim = 256;
 constexpr int kInBlock = kBlockBits + 2;  // twelve set bits of a token's number, the new token, and room to merge
 
+template <class T>
 struct Arguments {
-    const float* q;
-    const float* k;
-    const float* v;
+    const T* q;
+    const T* k;
+    const T* v;
     const float* log_decay;
     const float* beta;
     const float* lambda;
@@ -26,19 +28,21 @@ struct Arguments {
     int heads, key_heads, dk, dv, levels, tiles, slots;
     const float* entering;
     float* states;
-    float* out;
+    float* summaries;
+    T* out;
 };
 
 struct Token {
     float decay, beta;
 };
 
-__device__ Token load_token(const Arguments& args, std::int64_t row, int head, float* k, float* q) {
+template <class T>
+__device__ Token load_token(const Arguments<T>& args, std::int64_t row, int head, float* k, float* q) {
     const int key_head = head / (args.heads / args.key_heads);
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < args.dk; i += kColumns) {
-        k[i] = args.k[row * args.k_stride + key_head * args.dk + i];
-        if (q != nullptr) q[i] = args.q[row * args.q_stride + key_head * args.dk + i];
+        k[i] = to_float(args.k[row * args.k_stride + key_head * args.dk + i]);
+        if (q != nullptr) q[i] = to_float(args.q[row * args.q_stride + key_head * args.dk + i]);
     }
     __syncthreads();
     return {expf(args.log_decay[row * args.decay_stride + head]), args.beta[row * args.beta_stride + head]};
@@ -59,7 +63,8 @@ __device__ float step(float* x, int dk, const Token& token, const float* k, cons
 }
 
 // Columns of [A | S].
-__global__ void summarise_plain(const Arguments args) {
+template <class T>
+__global__ void summarise_plain(const Arguments<T> args) {
     __shared__ float k[kMaxKeyDim];
     const std::int64_t work = blockIdx.x;
     const int column = static_cast<int>(work % args.tiles) * kColumns + static_cast<int>(threadIdx.x);
@@ -73,17 +78,18 @@ __global__ void summarise_plain(const Arguments args) {
     for (std::int64_t t = 0; t < kBlockTokens; ++t) {
         const std::int64_t row = block * kBlockTokens + t;
         const Token token = load_token(args, row, head, k, nullptr);
-        const float v = writes ? args.v[row * args.v_stride + head * args.dv + value] : 0.0F;
+        const float v = writes ? to_float(args.v[row * args.v_stride + head * args.dv + value]) : 0.0F;
         step(x, dk, token, k, nullptr, token.beta * v);
     }
-    float* out = args.out + (block * args.heads + head) * dk * (dk + args.dv);
+    float* out = args.summaries + (block * args.heads + head) * dk * (dk + args.dv);
     for (int i = 0; i < dk; ++i) {
         if (column < dk) out[i * dk + column] = x[i * kColumns];
         if (writes) out[dk * dk + i * args.dv + value] = x[i * kColumns];
     }
 }
 
-__global__ void read_plain(const Arguments args) {
+template <class T>
+__global__ void read_plain(const Arguments<T> args) {
     __shared__ float k[kMaxKeyDim];
     __shared__ float q[kMaxKeyDim];
     const std::int64_t work = blockIdx.x;
@@ -106,7 +112,7 @@ __global__ void read_plain(const Arguments args) {
     for (std::int64_t t = 0; t < count; ++t) {
         const std::int64_t row = place * kBlockTokens + t;
         const Token token = load_token(args, row, head, k, q);
-        const float v = valid ? args.v[row * args.v_stride + head * args.dv + column] : 0.0F;
+        const float v = valid ? to_float(args.v[row * args.v_stride + head * args.dv + column]) : 0.0F;
         float o = 0.0F;
         if (linear) {
             o = step(states, dk, token, k, q, token.beta * v);
@@ -127,56 +133,61 @@ __global__ void read_plain(const Arguments args) {
                     states[(live - 1) * one + i * kColumns] += states[live * one + i * kColumns];
             }
         }
-        if (valid) args.out[(row * args.heads + head) * args.dv + column] = o;
+        if (valid) args.out[(row * args.heads + head) * args.dv + column] = from_float<T>(o);
     }
 }
 
-// out = A x (+ add), one element a thread; x and out [d_k][columns].
-__device__ void transition_plain(const float* a, const float* x, const float* add, float* out, int dk, int columns) {
-    for (int i = static_cast<int>(threadIdx.x); i < dk * columns; i += static_cast<int>(blockDim.x)) {
-        const int row = i / columns;
-        const int column = i % columns;
-        float sum = add != nullptr ? add[i] : 0.0F;
-        for (int c = 0; c < dk; ++c) sum = fmaf(a[row * dk + c], x[c * columns + column], sum);
-        out[i] = sum;
-    }
-}
+// The states that enter a block: 32 columns of one slot of one head a thread block, for columns evolve alone.
+constexpr int kEnterColumns = 32;
 
 __global__ void enter_plain(const Nodes nodes, int slots, bool linear, int heads, int dk, int dv, float* to) {
+    __shared__ float x[kMaxKeyDim * kEnterColumns];  // [d_k][32]
+    const int tiles = (dv + kEnterColumns - 1) / kEnterColumns;
     std::int64_t work = blockIdx.x;
+    const int first_column = static_cast<int>(work % tiles) * kEnterColumns;
+    work /= tiles;
     const int head = static_cast<int>(work % heads);
     work /= heads;
     const int slot = static_cast<int>(work % slots);
     const std::int64_t place = work / slots;
     const std::int64_t block = nodes.first_block + place;
     const std::int64_t at = static_cast<std::int64_t>(head) * dk * (dk + dv);
-    float* out = to + ((place * slots + slot) * heads + head) * dk * dv;
-    extern __shared__ float x[];  // [d_k, d_v]
+    float* out = to + ((place * slots + slot) * heads + head) * dk * dv + first_column;
+    const int columns = min(kEnterColumns, dv - first_column);
+    const auto each = [&](const auto& body) {  // element (row, column) of the tile
+        for (int e = static_cast<int>(threadIdx.x); e < dk * kEnterColumns; e += static_cast<int>(blockDim.x)) {
+            if (e % kEnterColumns < columns) body(e, e / kEnterColumns, e % kEnterColumns);
+        }
+    };
     std::int64_t done = 0;
     for (int i = 0; done != block; ++i) {
         const int bit = top_bit(block - done);
-        const float* node = find_node(nodes, bit, done >> bit) + at;
+        const float* a = find_node(nodes, bit, done >> bit) + at;  // A, then S
+        const float* s = a + dk * dk + first_column;
         done += std::int64_t{1} << bit;
         if (i < slot) continue;
         if (i == slot) {
-            for (int e = static_cast<int>(threadIdx.x); e < dk * dv; e += static_cast<int>(blockDim.x))
-                out[e] = node[dk * dk + e];
-            __syncthreads();
+            each([&](int, int row, int column) { out[row * dv + column] = s[row * dv + column]; });
             continue;
         }
-        for (int e = static_cast<int>(threadIdx.x); e < dk * dv; e += static_cast<int>(blockDim.x)) x[e] = out[e];
+        __syncthreads();                                                           // x has been read
+        each([&](int e, int row, int column) { x[e] = out[row * dv + column]; });  // the thread's own
         __syncthreads();
-        transition_plain(node, x, linear ? node + dk * dk : nullptr, out, dk, dv);
-        __syncthreads();
+        each([&](int, int row, int column) {
+            float sum = linear ? s[row * dv + column] : 0.0F;
+            for (int c = 0; c < dk; ++c) sum = fmaf(a[row * dk + c], x[c * kEnterColumns + column], sum);
+            out[row * dv + column] = sum;
+        });
     }
 }
 
-Arguments arguments_of(const Walk& walk, int tiles, float* states, float* out) {
+template <class T>
+Arguments<T> arguments_of(const Walk& walk, int tiles, float* states) {
     const MixerShape& shape = walk.shape;
     const MixerInputs& in = walk.inputs;
-    return {static_cast<const float*>(in.q),
-            static_cast<const float*>(in.k),
-            static_cast<const float*>(in.v),
+    return {static_cast<const T*>(in.q),
+            static_cast<const T*>(in.k),
+            static_cast<const T*>(in.v),
             in.log_decay,
             in.beta,
             in.lambda,
@@ -197,7 +208,8 @@ Arguments arguments_of(const Walk& walk, int tiles, float* states, float* out) {
             walk.slots,
             walk.entering,
             states,
-            out};
+            nullptr,
+            nullptr};
 }
 
 int tiles_of(std::int64_t columns) {
@@ -213,25 +225,33 @@ std::size_t plain_state_floats(const MixerShape& shape, std::int64_t blocks, int
     return static_cast<std::size_t>(blocks * shape.heads * most * shape.key_dim * kColumns);
 }
 
-void launch_plain_summaries(const Walk& walk, std::int64_t blocks, float* out, float* states, cudaStream_t stream) {
-    const Arguments args = arguments_of(walk, tiles_of(walk.shape.key_dim + walk.shape.value_dim), states, out);
-    summarise_plain<<<static_cast<unsigned>(blocks * args.heads * args.tiles), kColumns, 0, stream>>>(args);
+void launch_plain_summaries(const Walk& walk, Operand operand, std::int64_t blocks, float* out, float* states,
+                            cudaStream_t stream) {
+    with_operand(operand, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        Arguments<T> args = arguments_of<T>(walk, tiles_of(walk.shape.key_dim + walk.shape.value_dim), states);
+        args.summaries = out;
+        summarise_plain<<<static_cast<unsigned>(blocks * args.heads * args.tiles), kColumns, 0, stream>>>(args);
+    });
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
-void launch_plain_outputs(const Walk& walk, float* out, float* states, cudaStream_t stream) {
-    const Arguments args = arguments_of(walk, tiles_of(walk.shape.value_dim), states, out);
+void launch_plain_outputs(const Walk& walk, Operand operand, void* out, float* states, cudaStream_t stream) {
     const std::int64_t blocks = (walk.inputs.rows + kBlockTokens - 1) / kBlockTokens;
-    read_plain<<<static_cast<unsigned>(blocks * args.heads * args.tiles), kColumns, 0, stream>>>(args);
+    with_operand(operand, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        Arguments<T> args = arguments_of<T>(walk, tiles_of(walk.shape.value_dim), states);
+        args.out = static_cast<T*>(out);
+        read_plain<<<static_cast<unsigned>(blocks * args.heads * args.tiles), kColumns, 0, stream>>>(args);
+    });
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
 void launch_plain_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
                         cudaStream_t stream) {
     if (blocks == 0 || slots == 0) return;
-    const int bytes = static_cast<int>(shape.key_dim * shape.value_dim * 4);
-    allow_shared(enter_plain, bytes);
-    enter_plain<<<static_cast<unsigned>(blocks * slots * shape.heads), 256, bytes, stream>>>(
+    const std::int64_t tiles = (shape.value_dim + kEnterColumns - 1) / kEnterColumns;
+    enter_plain<<<static_cast<unsigned>(blocks * slots * shape.heads * tiles), 256, 0, stream>>>(
         nodes, slots, !shape.log_linear(), static_cast<int>(shape.heads), static_cast<int>(shape.key_dim),
         static_cast<int>(shape.value_dim), to);
     FENWICK_CUDA_CHECK(cudaGetLastError());

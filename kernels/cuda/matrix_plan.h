@@ -61,6 +61,8 @@ struct Walk {
 
 /// Whether the log-linear read-out takes so many entering states in several passes.
 [[nodiscard]] bool needs_partial_sums(int slots);
+/// Least shared memory of a thread block with which launch_log_linear works.
+[[nodiscard]] int log_linear_shared_bytes(std::int64_t key_dim);
 
 /// Prepares chunks [first_chunk, first_chunk + chunks).
 void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t first_chunk, std::int64_t chunks,
@@ -77,11 +79,12 @@ void launch_linear(const Walk& walk, void* out, cudaStream_t stream);
 void launch_expand(const Walk& walk, cudaStream_t stream);
 void launch_log_linear(const Walk& walk, void* out, cudaStream_t stream);
 
-// The checking path: fp32 operands, CUDA cores, token by token.
+// The plain path: sums in fp32 on the CUDA cores, token by token, for either operand type.
 [[nodiscard]] std::size_t plain_state_floats(const MixerShape& shape, std::int64_t blocks, int slots);
-void launch_plain_summaries(const Walk& walk, std::int64_t blocks, float* out, float* states, cudaStream_t stream);
+void launch_plain_summaries(const Walk& walk, Operand operand, std::int64_t blocks, float* out, float* states,
+                            cudaStream_t stream);
 void launch_plain_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
                         cudaStream_t stream);
-void launch_plain_outputs(const Walk& walk, float* out, float* states, cudaStream_t stream);
+void launch_plain_outputs(const Walk& walk, Operand operand, void* out, float* states, cudaStream_t stream);
 
 }  // namespace fenwick::cuda::matrix

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/matrix_launch.h"
+#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
 #include "kernels/summary.h"

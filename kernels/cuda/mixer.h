@@ -1,5 +1,12 @@
 // The sequence mixers on the GPU: kernels/mixer.h's two steps with device pointers. The definition, the blocks and the tree
 // are the same; operands are bf16 (or fp32, for checking), sums, states and decays fp32.
+//
+// Head shapes: d_k and d_v of 1 to 256 (scalar: d_v even), for every algebra and read-out. The matrix units take bf16
+// operands with d_k 64 or 128 and d_v a multiple of 8 (matrix transitions: at most 32 levels). All else runs in fp32 sums
+// on the CUDA cores (the *_plain.cu files), many times slower: fp32 operands, other shapes such as d_k 192 and 256, and
+// where thread blocks have too little shared memory, bf16 scalar transitions (below 227 KiB: sm_80, sm_86, sm_89) and bf16
+// matrix transitions with the log-linear read-out (sm_86, sm_89). A kernel that the GPU has too little shared memory for
+// and that nothing stands in for throws UnavailableError.
 #pragma once
 
 #include <cuda_runtime.h>

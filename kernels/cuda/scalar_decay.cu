@@ -4,25 +4,25 @@
 #include "core/cuda/check.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/scalar_plan.h"
+#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/tile.cuh"
 
 namespace fenwick::cuda::scalar {
 namespace {
 
 constexpr float kLogDecayFloor = -1000.0F;  // exp of it is 0; sums of it stay finite (kernels/cpu/chunk.h)
-constexpr int kDecayHeads = 4;
-constexpr int kDecayThreads = 1024;
-constexpr int kHeadThreads = kDecayThreads / kDecayHeads;
+constexpr int kHeadThreads = 256;
 constexpr int kRun = static_cast<int>(kBlockTokens) / kHeadThreads;  // tokens that a thread sums
 constexpr int kRunStride = kRun + 1;                                 // no bank conflicts
-constexpr int kDecayBytes = kDecayThreads * kRunStride * 8;
 
-// One CTA: four heads of a block. A thread sums 16 tokens, warps scan their threads' sums, then warps are added in
+// One CTA: several heads of a block. A thread sums 16 tokens, warps scan their threads' sums, then warps are added in
 // order. In double: differences of large sums (many forgetful tokens) must keep the small decays between them.
-__global__ void __launch_bounds__(kDecayThreads)
+template <int kDecayHeads>
+__global__ void __launch_bounds__(kDecayHeads* kHeadThreads)
     decay_kernel(const float* __restrict__ log_decay, std::int64_t stride, int heads, std::int64_t rows,
                  std::int64_t padded_rows, double* __restrict__ cumulative) {
-    extern __shared__ double sums[];  // [4][256 runs][17]; first the steps, in fp32
+    constexpr int kDecayThreads = kDecayHeads * kHeadThreads;
+    extern __shared__ double sums[];  // [heads][256 runs][17]; first the steps, in fp32
     auto* step = reinterpret_cast<float*>(sums);
     __shared__ double total[kDecayThreads / 32];
     const unsigned head_groups = (static_cast<unsigned>(heads) + kDecayHeads - 1) / kDecayHeads;
@@ -179,15 +179,29 @@ __global__ void __launch_bounds__(kNodeThreads) block_nodes_kernel(const __grid_
     }
 }
 
+constexpr int decay_bytes(int heads) {
+    return heads * kHeadThreads * kRunStride * static_cast<int>(sizeof(double));
+}
+
+template <int kDecayHeads>
+void decay_launch(const Plan& plan, const MixerCall& call) {
+    allow_shared(decay_kernel<kDecayHeads>, decay_bytes(kDecayHeads));
+    const std::int64_t ctas = plan.blocks * ((plan.heads + kDecayHeads - 1) / kDecayHeads);
+    decay_kernel<kDecayHeads>
+        <<<static_cast<unsigned>(ctas), kDecayHeads * kHeadThreads, decay_bytes(kDecayHeads), call.stream>>>(
+            call.inputs.log_decay, call.inputs.decay_stride, static_cast<int>(plan.heads), plan.rows, plan.padded_rows,
+            at<double>(call.workspace, plan.cumulative));
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
 }  // namespace
 
 void launch_decay(const Plan& plan, const MixerCall& call) {
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(decay_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kDecayBytes));
-    const std::int64_t ctas = plan.blocks * ((plan.heads + kDecayHeads - 1) / kDecayHeads);
-    decay_kernel<<<static_cast<unsigned>(ctas), kDecayThreads, kDecayBytes, call.stream>>>(
-        call.inputs.log_decay, call.inputs.decay_stride, static_cast<int>(plan.heads), plan.rows, plan.padded_rows,
-        at<double>(call.workspace, plan.cumulative));
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+    if (most_shared_bytes() >= decay_bytes(4)) {
+        decay_launch<4>(plan, call);
+    } else {
+        decay_launch<2>(plan, call);
+    }
 }
 
 void launch_block_nodes(const Plan& plan, const MixerCall& call, const float* block_summaries) {

@@ -1,9 +1,9 @@
 // The scalar algebra's entry points: the plan, then the kernels in order.
 #include <string>
 
-#include "core/cuda/check.h"
 #include "core/errors.h"
 #include "kernels/cuda/scalar_plan.h"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda {
 namespace scalar {
@@ -15,14 +15,10 @@ std::int64_t take(std::int64_t& bytes, std::int64_t size) {
     return at;
 }
 
-// GPUs with less shared memory (sm_80, sm_86) take the plain kernels.
+// GPUs with less shared memory (sm_80, sm_86, sm_89) take the plain kernels.
 bool has_tensor_kernel(const MixerShape& shape, Operand operand) {
-    int device = 0;
-    int shared_bytes = 0;
-    FENWICK_CUDA_CHECK(cudaGetDevice(&device));
-    FENWICK_CUDA_CHECK(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return operand == Operand::kBf16 && shared_bytes >= kTensorSharedBytes &&
-           (shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % 8 == 0;
+    return operand == Operand::kBf16 && (shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % 8 == 0 &&
+           most_shared_bytes() >= kTensorSharedBytes;
 }
 
 void check_shape(const MixerShape& shape) {
@@ -79,6 +75,10 @@ Plan make_plan(const MixerShape& shape, Operand operand, std::int64_t rows, std:
     for (std::int64_t rest = first_block; rest != 0; rest &= rest - 1) ++p.entering;
 
     const std::int64_t node_bytes = p.node_columns * p.node_elements * (p.tensor ? 2 : 4);
+    if (p.blocks * kChunksPerBlock * p.heads * 8 >= std::int64_t{1} << 31) {  // 8: most thread blocks a chunk and head
+        throw InternalError("scalar mixer on the GPU: " + std::to_string(rows) + " rows of " + std::to_string(p.heads) +
+                            " heads are more than a launch takes; use smaller passes");
+    }
     p.cumulative = take(p.bytes, p.heads * p.padded_rows * 8);
     p.quads = take(p.bytes, p.tensor ? p.blocks * kQuadsPerBlock * p.columns * p.key_dim * 64 * 4 : 0);
     p.group_nodes = take(p.bytes, p.groups * node_bytes);

@@ -6,6 +6,7 @@
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/scalar_output.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::scalar {
 namespace {
@@ -307,7 +308,7 @@ void launch_outputs(const Plan& plan, const MixerCall& call, void* out) {
     p.out = static_cast<__nv_bfloat16*>(out);
     p.columns_per_cta = columns_per_cta(plan);
     const auto kernel = plan.key_dim == 64 ? output_kernel<64> : output_kernel<128>;
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    allow_shared(kernel, kBytes);
     const std::int64_t ctas = plan.groups * (plan.columns / p.columns_per_cta);
     kernel<<<static_cast<unsigned>(ctas), kThreads, kBytes, call.stream>>>(p);
     FENWICK_CUDA_CHECK(cudaGetLastError());

@@ -5,6 +5,7 @@
 #include "core/cuda/check.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/scalar_plan.h"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::scalar {
 namespace {
@@ -119,9 +120,9 @@ __global__ void __launch_bounds__(kThreads) plain_output_kernel(const __grid_con
     extern __shared__ float memory[];
     const int dim = static_cast<int>(plan.key_dim);
     const int stride = dim + 1;
-    float* queries = memory;
-    float* keys = queries + kChunk * stride;
-    float* scores = keys + kChunk * stride;  // [64][65]
+    float* scores = memory;  // [64][65]
+    T* queries = reinterpret_cast<T*>(scores + kChunk * (kChunk + 1));
+    T* keys = queries + kChunk * stride;
 
     const std::int64_t slices = (plan.value_dim + kOutColumns - 1) / kOutColumns;
     const std::int64_t slice = blockIdx.x % slices;
@@ -143,11 +144,11 @@ __global__ void __launch_bounds__(kThreads) plain_output_kernel(const __grid_con
         if (!plan.log_linear) return 1.0F;
         return live ? lambda[level < plan.levels ? level : plan.levels - 1] : 0.0F;
     };
-    const auto gather = [&](const T* from, std::int64_t from_stride, std::int64_t first, float* to) {
+    const auto gather = [&](const T* from, std::int64_t from_stride, std::int64_t first, T* to) {
         for (int i = t; i < kChunk * dim; i += kThreads) {
             const std::int64_t r = first + i / dim;
             to[i / dim * stride + i % dim] =
-                r < plan.rows ? to_float(from[r * from_stride + key_column + i % dim]) : 0.0F;
+                r < plan.rows ? from[r * from_stride + key_column + i % dim] : from_float<T>(0.0F);
         }
     };
     float sum[kPerLane] = {};
@@ -162,7 +163,9 @@ __global__ void __launch_bounds__(kThreads) plain_output_kernel(const __grid_con
             const int j_token = c * kChunk + j;
             float score = 0.0F;
             if (j_token <= i_token) {
-                for (int r = 0; r < dim; ++r) score = fmaf(queries[row * stride + r], keys[j * stride + r], score);
+                for (int r = 0; r < dim; ++r) {
+                    score = fmaf(to_float(queries[row * stride + r]), to_float(keys[j * stride + r]), score);
+                }
                 score *= decay_between(at_row, cumulative[first + j]) * lambda_at(32 - __clz(i_token ^ j_token));
             }
             scores[row * (kChunk + 1) + j] = score;
@@ -183,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) plain_output_kernel(const __grid_con
     const auto add_state = [&](const float* state, float factor) {
         float part[kPerLane] = {};
         for (int r = 0; r < dim; ++r) {
-            const float x = queries[row * stride + r];
+            const float x = to_float(queries[row * stride + r]);
 #pragma unroll
             for (int i = 0; i < kPerLane; ++i) {
                 const std::int64_t column = slice * kOutColumns + lane + i * kLanes;
@@ -260,13 +263,13 @@ void launch_plain_walk(const Plan& plan, const MixerCall& call, std::int64_t blo
 void launch_plain_outputs(const Plan& plan, const MixerCall& call, void* out) {
     const std::int64_t slices = (plan.value_dim + kOutColumns - 1) / kOutColumns;
     const std::int64_t chunks = (plan.rows + kChunk - 1) / kChunk;
-    const auto bytes = static_cast<int>((2 * kChunk * (plan.key_dim + 1) + kChunk * (kChunk + 1)) * 4);
+    const auto bytes = static_cast<int>(2 * kChunk * (plan.key_dim + 1) * operand_size(call.operand) +
+                                        kChunk * (kChunk + 1) * std::int64_t{4});
     with_operand(call.operand, [&](auto tag) {
         using T = typename decltype(tag)::Type;
         PlainParams<T> p = make_params<T>(plan, call);
         p.out = static_cast<T*>(out);
-        FENWICK_CUDA_CHECK(
-            cudaFuncSetAttribute(plain_output_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        allow_shared(plain_output_kernel<T>, bytes);
         plain_output_kernel<T>
             <<<static_cast<unsigned>(chunks * plan.heads * slices), kThreads, bytes, call.stream>>>(p);
     });

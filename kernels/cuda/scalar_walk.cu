@@ -4,6 +4,7 @@
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/scalar_plan.h"
+#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/tile.cuh"
 
 namespace fenwick::cuda::scalar {
@@ -287,7 +288,7 @@ template <int kKeyDim, bool kRunning, int kColumns>
 void walk_columns(const WalkParams& p, std::int64_t units, cudaStream_t stream) {
     using W = Walk<kKeyDim, kRunning, kColumns>;
     const auto kernel = walk_kernel<kKeyDim, kRunning, kColumns>;
-    FENWICK_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, W::kBytes));
+    allow_shared(kernel, W::kBytes);
     kernel<<<static_cast<unsigned>(units * p.plan.columns / kColumns), W::kThreads, W::kBytes, stream>>>(p);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(FENWICK_NO_WGMMA)  // the test of the other path sets it
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define FENWICK_WGMMA 1
 #endif
 
