@@ -8,12 +8,13 @@ constexpr int kThreads = 256;
 constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // rows of threads: each computes kTile / kTileRows elements of a column
 
-/// transition: 1 (scalar) or d_k (diagonal). One thread for each element of a head's (A, S).
+/// transition: 1 (scalar) or d_k (diagonal). One thread for each element of a head's (A, S), `parts` thread blocks a
+/// head.
 __global__ void combine_decays(const float* left, const float* right, float* out, std::int64_t transition,
-                               std::int64_t value_dim, std::int64_t head_floats) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+                               std::int64_t value_dim, std::int64_t head_floats, unsigned parts) {
+    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
     if (i >= head_floats) return;
-    const std::int64_t head = blockIdx.y * head_floats;
+    const std::int64_t head = blockIdx.x / parts * head_floats;
     if (i < transition) {
         out[head + i] = right[head + i] + left[head + i];
         return;
@@ -23,17 +24,19 @@ __global__ void combine_decays(const float* left, const float* right, float* out
     out[head + i] = fmaf(decay, left[head + i], right[head + i]);
 }
 
-/// X = A_r X_l for X = A_l (blocks with z = 0) and X = S_l (z = 1, plus S_r); a head per blockIdx.z / 2.
+/// X = A_r X_l for X = A_l and X = S_l (plus S_r): thread blocks by head, A or S, tile of rows, tile of columns.
 __global__ void combine_matrices(const float* left, const float* right, float* out, std::int64_t key_dim,
-                                 std::int64_t value_dim) {
+                                 std::int64_t value_dim, unsigned row_tiles, unsigned column_tiles) {
     __shared__ float a[kTile][kTile + 1];
     __shared__ float x[kTile][kTile + 1];
-    const bool state = blockIdx.z % 2 == 1;
+    const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x % column_tiles) * kTile;
+    const unsigned work = blockIdx.x / column_tiles;
+    const std::int64_t first_row = static_cast<std::int64_t>(work % row_tiles) * kTile;
+    const bool state = work / row_tiles % 2 == 1;
     const std::int64_t columns = state ? value_dim : key_dim;
-    const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kTile + threadIdx.x;
-    const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
-    if (static_cast<std::int64_t>(blockIdx.x) * kTile >= columns) return;
-    const std::int64_t head = blockIdx.z / 2 * (key_dim * key_dim + key_dim * value_dim);
+    const std::int64_t column = first_column + threadIdx.x;
+    if (first_column >= columns) return;
+    const std::int64_t head = work / row_tiles / 2 * (key_dim * key_dim + key_dim * value_dim);
     const std::int64_t part = head + (state ? key_dim * key_dim : 0);
     float sums[kTile / kTileRows] = {};
     for (std::int64_t k = 0; k < key_dim; k += kTile) {
@@ -73,15 +76,15 @@ void combine_summaries(const MixerShape& shape, const float* left, const float* 
                        cudaStream_t stream) {
     const auto heads = static_cast<unsigned>(shape.heads);
     if (shape.algebra == TransitionAlgebra::kMatrix) {
-        const dim3 blocks(tiles(shape.key_dim > shape.value_dim ? shape.key_dim : shape.value_dim),
-                          tiles(shape.key_dim), 2 * heads);
-        combine_matrices<<<blocks, dim3(kTile, kTileRows), 0, stream>>>(left, right, out, shape.key_dim,
-                                                                        shape.value_dim);
+        const unsigned row_tiles = tiles(shape.key_dim);
+        const unsigned column_tiles = tiles(shape.key_dim > shape.value_dim ? shape.key_dim : shape.value_dim);
+        combine_matrices<<<2 * heads * row_tiles * column_tiles, dim3(kTile, kTileRows), 0, stream>>>(
+            left, right, out, shape.key_dim, shape.value_dim, row_tiles, column_tiles);
     } else {
         const std::int64_t head_floats = transition_floats(shape) + state_floats(shape);
-        const dim3 blocks(static_cast<unsigned>((head_floats + kThreads - 1) / kThreads), heads);
-        combine_decays<<<blocks, kThreads, 0, stream>>>(left, right, out, transition_floats(shape), shape.value_dim,
-                                                        head_floats);
+        const auto parts = static_cast<unsigned>((head_floats + kThreads - 1) / kThreads);
+        combine_decays<<<heads * parts, kThreads, 0, stream>>>(left, right, out, transition_floats(shape),
+                                                               shape.value_dim, head_floats, parts);
     }
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
