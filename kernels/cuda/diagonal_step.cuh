@@ -63,6 +63,7 @@ __device__ __forceinline__ void store_outputs(const float (&o)[32], void* panel,
     auto* bytes = static_cast<unsigned char*>(panel);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 4;  // of eight tokens
+    __syncwarp();              // its lanes have read values where they write now
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         unsigned char* mine = bytes + row * 128 + ((2 * warp + half) ^ row) * 16 + (lane % 4) * 4;
