@@ -120,8 +120,10 @@ void recurrent_head(const Head& head, double* out) {
             for (std::int64_t j = 0; j < dv; ++j) {
                 double* column = &b.state[static_cast<std::size_t>(j * dk)];
                 head.transition(t, &decays[static_cast<std::size_t>(t * channels)], column);
+                const double* q = head.q(t);
                 double dot = 0.0;
-                for (std::int64_t c = 0; c < dk; ++c) dot += head.q(t)[c] * column[c];
+#pragma omp simd reduction(+ : dot)
+                for (std::int64_t c = 0; c < dk; ++c) dot += q[c] * column[c];
                 row[j] += head.lambda(t, b.bit + 1) * dot;
             }
         }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/fenwick.h"
@@ -98,9 +99,9 @@ inline std::vector<float> run_mixer(const MixerCase& c, int threads = 1) {
     return out;
 }
 
-/// Upper bounds of |o| term by term, [tokens, heads * d_v]: the dense sum with every factor's magnitude. For the matrix
-/// algebra |q^T A ... A k| <= |q| |k| (product of decays), since |I - b k k^T| <= 1 for unit k and 0 <= b <= 2.
-inline std::vector<double> magnitude(const MixerCase& c, int threads = 1) {
+/// Shape and inputs whose output is an upper bound of |o| term by term: the sum with every factor's magnitude. For the
+/// matrix algebra |q^T A ... A k| <= |q| |k| (product of decays), since |I - b k k^T| <= 1 for unit k and 0 <= b <= 2.
+inline std::pair<MixerShape, reference::MixerInputs> magnitude_inputs(const MixerCase& c) {
     reference::MixerInputs in = c.widened();
     MixerShape shape = c.shape;
     for (auto* x : {&in.q, &in.k, &in.v, &in.lambda}) {
@@ -128,7 +129,13 @@ inline std::vector<double> magnitude(const MixerCase& c, int threads = 1) {
         shape.key_heads = shape.heads;
         shape.key_dim = 1;
     }
-    return reference::mixer_dense(shape, in, threads);
+    return {shape, std::move(in)};
+}
+
+/// These bounds, [tokens, heads * d_v], by the dense reference.
+inline std::vector<double> magnitude(const MixerCase& c, int threads = 1) {
+    const auto [shape, inputs] = magnitude_inputs(c);
+    return reference::mixer_dense(shape, inputs, threads);
 }
 
 /// Largest |got - want| / (eps * bound) over rows; NaN counts as infinite.
