@@ -1,4 +1,5 @@
-// The mixers' forward on the GPU: summaries, nodes and outputs of one document, timed together by CUDA events.
+// The mixers' forward on the GPU: summaries, nodes and outputs of one document, timed by CUDA events together, and the
+// summaries of them.
 //
 //   bench_gpu_mixers [--runs N] [--json] [NAME-PART]
 //
@@ -77,7 +78,9 @@ __global__ void fill_floats(float* out, std::int64_t count, float low, float hig
 }
 
 constexpr int kThreads = 256;
-unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
+unsigned blocks_for(std::int64_t count) {
+    return static_cast<unsigned>((count + kThreads - 1) / kThreads);
+}
 
 DeviceBuffer<__nv_bfloat16> operand(std::int64_t rows, std::int64_t heads, std::int64_t dim, float scale, bool unit,
                                     std::uint64_t salt, cudaStream_t stream) {
@@ -106,6 +109,7 @@ std::int64_t levels_of(std::int64_t tokens) {
 struct Timing {
     double median_ms;
     double least_ms;
+    double summaries_ms;  // median
 };
 
 Timing time_work(const Work& work, int runs) {
@@ -136,29 +140,29 @@ Timing time_work(const Work& work, int runs) {
     in.rows = t;
     const std::int64_t blocks = (t - 1) / kBlockTokens;  // nothing follows the last block: nobody needs its summary
     DeviceBuffer<float> summaries(blocks * summary_floats(shape), stream.get());
-    DeviceBuffer<std::byte> workspace(
-        static_cast<std::int64_t>(mixer_workspace_bytes(shape, Operand::kBf16, t, 0)), stream.get());
+    DeviceBuffer<std::byte> workspace(static_cast<std::int64_t>(mixer_workspace_bytes(shape, Operand::kBf16, t, 0)),
+                                      stream.get());
     DeviceBuffer<__nv_bfloat16> out(t * shape.heads * shape.value_dim, stream.get());
-    cudaEvent_t begin = nullptr;
-    cudaEvent_t end = nullptr;
-    FENWICK_CUDA_CHECK(cudaEventCreate(&begin));
-    FENWICK_CUDA_CHECK(cudaEventCreate(&end));
+    const Event begin(true);
+    const Event middle(true);
+    const Event end(true);
     std::vector<double> times;
+    std::vector<double> firsts;
     for (int i = -2; i < runs; ++i) {
-        FENWICK_CUDA_CHECK(cudaEventRecord(begin, stream.get()));
+        begin.record(stream.get());
         mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream.get());
+        middle.record(stream.get());
         mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), blocks, out.data(), workspace.data(),
                       stream.get());
-        FENWICK_CUDA_CHECK(cudaEventRecord(end, stream.get()));
-        FENWICK_CUDA_CHECK(cudaEventSynchronize(end));
-        float ms = 0.0F;
-        FENWICK_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= 0) times.push_back(ms);
+        end.record(stream.get());
+        end.synchronize();
+        if (i < 0) continue;
+        times.push_back(end.milliseconds_since(begin));
+        firsts.push_back(middle.milliseconds_since(begin));
     }
-    FENWICK_CUDA_CHECK(cudaEventDestroy(begin));
-    FENWICK_CUDA_CHECK(cudaEventDestroy(end));
     std::sort(times.begin(), times.end());
-    return {times[times.size() / 2], times.front()};
+    std::sort(firsts.begin(), firsts.end());
+    return {times[times.size() / 2], times.front(), firsts[firsts.size() / 2]};
 }
 
 int run(int argc, char** argv) {
@@ -175,13 +179,18 @@ int run(int argc, char** argv) {
             part = argument;
         }
     }
-    if (!json) std::printf("%-46s %10s %12s %12s\n", "mixer, forward, bf16", "tokens", "median ms", "least ms");
+    if (!json) {
+        std::printf("%-46s %10s %12s %12s %14s\n", "mixer, forward, bf16", "tokens", "median ms", "least ms",
+                    "summaries ms");
+    }
     for (const Work& work : kWorks) {
         if (!part.empty() && std::strstr(work.name, part.c_str()) == nullptr) continue;
         const Timing timing = time_work(work, runs);
-        std::printf(json ? "{\"work\": \"%s\", \"tokens\": %lld, \"median_ms\": %.4f, \"least_ms\": %.4f}\n"
-                         : "%-46s %10lld %12.4f %12.4f\n",
-                    work.name, static_cast<long long>(work.tokens), timing.median_ms, timing.least_ms);
+        std::printf(json ? "{\"work\": \"%s\", \"tokens\": %lld, \"median_ms\": %.4f, \"least_ms\": %.4f, "
+                           "\"summaries_ms\": %.4f}\n"
+                         : "%-46s %10lld %12.4f %12.4f %14.4f\n",
+                    work.name, static_cast<long long>(work.tokens), timing.median_ms, timing.least_ms,
+                    timing.summaries_ms);
         std::fflush(stdout);
     }
     return 0;

@@ -1,29 +1,19 @@
 // A whole random model on the GPU: tokens a second of scoring, GPU memory in use, for documents of several lengths.
 //
-//   bench_gpu_model [--family F] [--hidden N] [--layers N] [--heads N] [--head-dim N] [--state N] [--vocab N]
-//                   [--pass-tokens N] [--fp32] [TOKENS...]
+//   bench_gpu_model [OPTION...] [TOKENS...]      (--help lists them)
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/cuda/device_info.h"
-#include "tests/worker/small_models.h"
+#include "tests/bench/bench_options.h"
 #include "worker/gpu.h"
 
 namespace fenwick {
 namespace {
-
-double seconds_of(const std::function<void()>& work) {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 int run(int argc, char** argv) {
     RandomModelOptions options;
@@ -37,16 +27,9 @@ int run(int argc, char** argv) {
     bool fp32 = false;
     std::vector<std::int64_t> lengths{131072};
     CLI::App app("Benchmark of a whole model on the GPU");
-    app.add_option("--family", options.family, "model family");
-    app.add_option("--hidden", options.hidden_size, "hidden size");
-    app.add_option("--layers", options.layers, "layers");
-    app.add_option("--heads", options.heads, "heads");
-    app.add_option("--head-dim", options.head_dim, "head dimension");
-    app.add_option("--state", options.state_size, "state size");
-    app.add_option("--vocab", options.vocab_size, "vocabulary");
+    testing::add_model_options(app, options, lengths);
     app.add_option("--pass-tokens", pass_tokens, "tokens of a pass; default: what fits, as fenwick score");
     app.add_flag("--fp32", fp32, "fp32 operands");
-    app.add_option("tokens", lengths, "document lengths");
     CLI11_PARSE(app, argc, argv);
 
     const GpuStatus status = gpu_status(false);
@@ -72,7 +55,7 @@ int run(int argc, char** argv) {
         };
         score();  // plans and warms up
         std::vector<double> seconds(3);
-        for (double& each : seconds) each = seconds_of(score);
+        for (double& each : seconds) each = testing::seconds_of(score);
         std::sort(seconds.begin(), seconds.end());
         const double median = seconds[1];
         fmt::print("{:>10} {:>10.4f} {:>12.0f} {:>11.0f} MiB\n", tokens, median, static_cast<double>(tokens) / median,

@@ -1,15 +1,13 @@
 // The mixers and a whole model on the CPU, beside OpenBLAS's own sgemm in the same run.
 //
-//   bench_model [--family F] [--hidden N] [--layers N] [--heads N] [--head-dim N] [--state N] [--threads N] [TOKENS...]
+//   bench_model [OPTION...] [TOKENS...]      (--help lists them)
 //
 // GFLOP/s count useful operations (DESIGN section 8: causal halves, one product for each state read), not padding nor
 // what is computed twice. Prints a table on stdout.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <random>
@@ -21,21 +19,15 @@
 #include "kernels/gemm.h"
 #include "kernels/threads.h"
 #include "parallel/self_communicator.h"
+#include "tests/bench/bench_options.h"
 #include "tests/kernels/mixer_inputs.h"
-#include "tests/worker/small_models.h"
 
 namespace fenwick {
 namespace {
 
-double seconds_of(const std::function<void()>& work) {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 double median_seconds(int runs, const std::function<void()>& work) {
     std::vector<double> times;
-    for (int i = 0; i < runs; ++i) times.push_back(seconds_of(work));
+    for (int i = 0; i < runs; ++i) times.push_back(testing::seconds_of(work));
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
 }
@@ -99,7 +91,7 @@ void bench_model(const std::shared_ptr<const Model>& model, const std::vector<st
         const std::vector<std::int32_t> ids = testing::random_ids(tokens, 256, 1);
         SelfCommunicator self;
         Gang gang(model, self, threads);
-        const double seconds = seconds_of([&] {
+        const double seconds = testing::seconds_of([&] {
             gang.begin_document();
             (void)testing::score(gang, ids, 4 * kBlockTokens);
         });
@@ -122,14 +114,8 @@ int run(int argc, char** argv) {
     int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     std::vector<std::int64_t> lengths{65536};
     CLI::App app("Benchmarks of the mixers and of a whole model on the CPU, beside sgemm in the same run");
-    app.add_option("--family", options.family, "model family");
-    app.add_option("--hidden", options.hidden_size, "hidden size");
-    app.add_option("--layers", options.layers, "layers");
-    app.add_option("--heads", options.heads, "heads");
-    app.add_option("--head-dim", options.head_dim, "head dimension");
-    app.add_option("--state", options.state_size, "state size");
+    testing::add_model_options(app, options, lengths);
     app.add_option("--threads", threads, "threads");
-    app.add_option("tokens", lengths, "document lengths");
     CLI11_PARSE(app, argc, argv);
 
     initialise_blas();
