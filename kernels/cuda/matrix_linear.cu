@@ -53,8 +53,8 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk, kGr
     load_panels<8 * kGroups, kThreads>(shared_address(stage.v),
                                        args.v + row * args.v_stride + head * args.value_dim + first_column,
                                        args.v_stride, rows, args.value_dim - first_column);
-    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
-    load_panels<8, kThreads>(shared_address(stage.scores), args.prepared.second + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC);
+    load_triangle<kThreads>(shared_address(stage.scores), args.prepared.second + tile * kC * kC);
     if (threadIdx.x < 32) {
         copy_16(shared_address(decays + 4 * threadIdx.x), args.prepared.decays + tile * 2 * kC + 4 * threadIdx.x, true);
     }

@@ -20,7 +20,8 @@ namespace fenwick::cuda::matrix {
 /// Bits that a block number may have.
 inline constexpr int kMaxBits = 40;
 
-/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero.
+/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero. Of tiles [64, 64], all lower
+/// triangular, only the 16x16 blocks up to the diagonal are there (load_triangle): five eighths of the traffic.
 struct Prepared {
     __nv_bfloat16* triangle = nullptr;  ///< [tiles][64, 64] T
     __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of T
@@ -62,9 +63,8 @@ struct Walk {
 /// Whether the log-linear read-out takes so many entering states in several passes.
 [[nodiscard]] bool needs_partial_sums(int slots);
 
-/// Prepares chunks [first_chunk, first_chunk + chunks).
-void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t first_chunk, std::int64_t chunks,
-                    const Prepared& to, cudaStream_t stream);
+/// Prepares all chunks.
+void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream);
 /// Summaries of the shard's first blocks; the document's first block gets A = 0, for nothing is older.
 void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStream_t stream);
 /// Forms the nodes of `bit` from those of bit - 1; both operand types.

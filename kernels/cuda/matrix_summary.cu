@@ -2,6 +2,10 @@
 //
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
 // T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
+//
+// Decays make A vanish within a block more often than not: once no element of a thread block's columns reaches kVanished they
+// are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied to, 2^-40 of one
+// rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks or passes.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -14,6 +18,8 @@ namespace fenwick::cuda::matrix {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr float kVanished = 0x1p-64F;
+constexpr int kLookEvery = 4;  // chunks
 
 struct Arguments {
     const bf16* k;
@@ -42,9 +48,9 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     const std::int64_t row = opaque(chunk * kC);
     load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
                                    args.k_stride, kC, kDk);
-    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC);
     if (transition) {
-        load_panels<8, kThreads>(shared_address(stage.other), args.prepared.rest + tile * kC * kC, kC, kC, kC);
+        load_triangle<kThreads>(shared_address(stage.other), args.prepared.rest + tile * kC * kC);
     } else {
         load_panels<8, kThreads>(shared_address(stage.other),
                                  args.v + row * args.v_stride + head * args.value_dim + first_column, args.v_stride, kC,
@@ -111,6 +117,18 @@ __device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& st
     products_end(x);
 }
 
+/// Whether no element of the thread block's columns, which then become zeros, reaches kVanished. NaN does.
+template <int kDk>
+__device__ __forceinline__ bool vanished(Columns<kDk>& x) {
+    bool reached = false;
+#pragma unroll
+    for (const float value : x) reached |= !(fabsf(value) < kVanished);
+    if (__syncthreads_or(reached ? 1 : 0) != 0) return false;
+    copies_wait<0>();
+    clear(x);
+    return true;
+}
+
 template <int kDk>
 __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
@@ -152,6 +170,7 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
         if (c + 1 < kC) load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
         if (transition) {
             step_transition<kDk>(x, stages[c % 2]);
+            if (c % kLookEvery == kLookEvery - 1 && vanished<kDk>(x)) break;
         } else {
             step_state<kDk>(x, stages[c % 2], warp);
         }

@@ -44,12 +44,12 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
                            cudaStream_t stream);
 
 /// As kernels/mixer.h's. `entering` is a host list whose summaries lie on the device; `out` [rows, heads * d_v] of the
-/// operand type, contiguous. `summarised_blocks`: mixer_block_summaries was called for so many blocks of the same inputs
-/// with the same workspace, which still holds what it left there (the same bits, less work); 0 when not. Throws InternalError for a list that
-/// does not enter `first_block` or a head shape that no kernel takes (the message prints the whole request),
+/// operand type, contiguous. `after_summaries`: mixer_block_summaries was called for at least one block of the same inputs with
+/// the same workspace, which still holds what it left there: the same bits, less work. Throws InternalError for a list
+/// that does not enter `first_block` or a head shape that no kernel takes (the message prints the whole request),
 /// UnavailableError when CUDA fails.
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries,
-                   std::int64_t summarised_blocks, void* out, void* workspace, cudaStream_t stream);
+                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries, void* out,
+                   void* workspace, cudaStream_t stream);
 
 }  // namespace fenwick::cuda

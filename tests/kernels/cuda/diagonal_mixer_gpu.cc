@@ -105,7 +105,7 @@ std::vector<float> run_gpu(const MixerCase& c, Operand operand, const std::vecto
         FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
         std::vector<EnteringNode> entering;
         for (const auto& [bit, summary] : nodes) entering.push_back({bit, summary.data()});
-        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(), 0,
+        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(), false,
                             static_cast<char*>(out.data()) + first * width * bytes, workspace.data(), stream);
         for (std::int64_t b = 0; b < blocks; ++b) {
             cuda::DeviceBuffer<float> node(one, stream);
@@ -243,7 +243,7 @@ void time_shape(const char* name, MixerShape shape, std::int64_t tokens) {
         start.record(stream);
         cuda::mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream);
         middle.record(stream);
-        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), blocks, out.data(), workspace.data(), stream);
+        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), true, out.data(), workspace.data(), stream);
         end.record(stream);
         end.synchronize();
         if (i < 2) continue;

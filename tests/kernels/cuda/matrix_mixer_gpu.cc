@@ -155,7 +155,7 @@ std::vector<unsigned char> run(Rows& r, Operand operand, std::int64_t count, std
         const std::int64_t first_row = first * kBlockTokens;
         const std::int64_t rows = (end < 0 ? count : end * kBlockTokens) - first_row;
         if (rows == 0) continue;
-        cuda::MixerCall call{shape, operand, r.rows(operand, first_row, rows), first, {}, 0, workspace.data(), nullptr};
+        cuda::MixerCall call{shape, operand, r.rows(operand, first_row, rows), first, {}, false, workspace.data(), nullptr};
         std::vector<EnteringNode> entering;
         if (first > 0) {  // nodes formed as a rank before would have formed them
             cuda::matrix::Nodes tree;
@@ -177,7 +177,7 @@ std::vector<unsigned char> run(Rows& r, Operand operand, std::int64_t count, std
         }
         const std::int64_t here = rows / kBlockTokens;
         cuda::matrix_block_summaries(call, here, blocks.data() + first * one);
-        if (after) call.summarised_blocks = here;
+        call.after_summaries = after && here > 0;
         cuda::matrix_outputs(call, blocks.data() + first * one, out.data() + first_row * row_bytes);
         FENWICK_CUDA_CHECK(cudaDeviceSynchronize());
     }
@@ -362,16 +362,16 @@ void time_shape(const char* name, const MixerShape& shape, std::int64_t tokens) 
     const std::size_t bytes = cuda::matrix_workspace_bytes(shape, Operand::kBf16, tokens, 0);
     Device<unsigned char> workspace(static_cast<std::int64_t>(bytes));
     cuda::MixerCall call{
-        shape, Operand::kBf16, rows.rows(Operand::kBf16, 0, tokens), 0, {}, 0, workspace.data(), nullptr};
+        shape, Operand::kBf16, rows.rows(Operand::kBf16, 0, tokens), 0, {}, false, workspace.data(), nullptr};
     const double first = median_ms([&] { cuda::matrix_block_summaries(call, blocks, summaries.data()); });
     const double second = median_ms([&] { cuda::matrix_outputs(call, summaries.data(), out.data()); });
     const double all = median_ms([&] {
         cuda::matrix_block_summaries(call, blocks, summaries.data());
         cuda::matrix_outputs(call, summaries.data(), out.data());
     });
-    call.summarised_blocks = blocks - 1;  // nobody needs what follows the last
+    call.after_summaries = true;
     const double after = median_ms([&] {
-        cuda::matrix_block_summaries(call, blocks - 1, summaries.data());
+        cuda::matrix_block_summaries(call, blocks - 1, summaries.data());  // nobody needs what follows the last
         cuda::matrix_outputs(call, summaries.data(), out.data());
     });
     std::printf(

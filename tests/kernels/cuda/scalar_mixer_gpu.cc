@@ -92,7 +92,7 @@ std::vector<float> run_gpu(const MixerCase& c, Operand operand, const std::vecto
         std::vector<EnteringNode> entering;
         entering.reserve(nodes.size());
         for (const auto& [bit, summary] : nodes) entering.push_back({bit, summary.data()});
-        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(), 0,
+        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(), false,
                             static_cast<char*>(out.data()) + first * width * bytes, workspace.data(), stream);
         for (std::int64_t b = 0; b < blocks; ++b) {
             cuda::DeviceBuffer<float> node(one, stream);
@@ -265,7 +265,7 @@ void time_shape(const char* name, MixerShape shape, bool log_linear, std::int64_
         start.record(stream);
         cuda::mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream);
         middle.record(stream);
-        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), blocks, out.data(), workspace.data(), stream);
+        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), true, out.data(), workspace.data(), stream);
         end.record(stream);
         end.synchronize();
         if (i < 2) continue;
