@@ -1,6 +1,7 @@
 // What the matrix algebra's kernels hand to each other through the workspace, and their launchers.
 //
-// 1. prepare:   per chunk and head T, ((Q K^T) * D) and the decays (DESIGN section 3, "Chunk form"); expand: W~, Q~, U~ for
+// 1. prepare:   per chunk and head T, ((Q K^T) * D) and the decays (DESIGN section 3, "Chunk form"); expand: W~, Q~, U~
+// for
 //               the log-linear read-out.
 // 2. summarise: per block and head (A, S), 64 columns of [A | S] a thread block, walking the block's chunks.
 // 3. combine, enter: the tree's nodes, then the states that enter each block.

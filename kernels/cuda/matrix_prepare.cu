@@ -1,8 +1,8 @@
 // Per chunk and head D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D, and for the log-linear
 // read-out P T and lambda * (P T).
 //
-// A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of one key
-// head follow each other and share K and Q.
+// A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of
+// one key head follow each other and share K and Q.
 //
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
 #include "core/cuda/check.h"
@@ -57,12 +57,14 @@ __device__ __forceinline__ float exp2_of(float x) {
 __device__ __forceinline__ void store_rows(const unsigned char* panel, int warp, bf16* tile) {
     __syncwarp();
     const int lane = lane_now();
-    const int pieces = 2 * (warp + 1);
-    for (int i = lane; i < 16 * pieces; i += 32) {
-        const int row = 16 * warp + i / pieces;
-        const int piece = i % pieces;
-        *reinterpret_cast<uint4*>(tile + row * kC + piece * 8) =
-            *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row % 8)) * 16));
+    const int piece = lane % 8;
+    if (piece / 2 <= warp) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = 16 * warp + 4 * i + lane / 8;
+            *reinterpret_cast<uint4*>(tile + row * kC + piece * 8) =
+                *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row % 8)) * 16));
+        }
     }
     __syncwarp();
 }
@@ -245,9 +247,10 @@ __device__ __forceinline__ void load_gates(const Arguments& args, Gates& gates, 
             const int at = i / kLambdas;
             const int level = min(i % kLambdas, args.levels - 1);
             const bool valid = at < place.rows;
-            copy_4(shared_address(&gates.lambda[at][i % kLambdas]),
-                   args.lambda + (place.first + (valid ? at : 0)) * args.lambda_stride + place.head * args.levels + level,
-                   valid);
+            copy_4(
+                shared_address(&gates.lambda[at][i % kLambdas]),
+                args.lambda + (place.first + (valid ? at : 0)) * args.lambda_stride + place.head * args.levels + level,
+                valid);
         }
     }
 }

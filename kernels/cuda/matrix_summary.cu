@@ -3,9 +3,10 @@
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
 // T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
 //
-// Decays make A vanish within a block more often than not: once no element of a thread block's columns reaches kVanished they
-// are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied to, 2^-40 of one
-// rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks or passes.
+// Decays make A vanish within a block more often than not: once no element of a thread block's columns reaches
+// kVanished they are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied
+// to, 2^-40 of one rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks
+// or passes.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -63,11 +64,11 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     copies_commit();
 }
 
-template <int kDk>
-__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage, const Meanwhile& meanwhile) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state_split<kDk>(x, keys, y);
+    read_state_split<kDk>(x, keys, y, meanwhile);
     negate(y);
     scale_tokens(y, stage.decays);
     std::uint32_t a[4][4];
@@ -94,11 +95,12 @@ __device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk
     products_end(x);
 }
 
-template <int kDk>
-__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp,
+                                           const Meanwhile& meanwhile) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk>(x, keys, y);
+    read_state<kDk>(x, keys, y, meanwhile);
     scale_tokens(y, stage.decays);
     subtract_from_values(y, shared_address(stage.other), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
@@ -167,12 +169,15 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
         copies_wait<0>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
-        if (c + 1 < kC) load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        const auto load_next = [&] {
+            if (c + 1 == kC) return;
+            load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        };
         if (transition) {
-            step_transition<kDk>(x, stages[c % 2]);
+            step_transition<kDk>(x, stages[c % 2], load_next);
             if (c % kLookEvery == kLookEvery - 1 && vanished<kDk>(x)) break;
         } else {
-            step_state<kDk>(x, stages[c % 2], warp);
+            step_state<kDk>(x, stages[c % 2], warp, load_next);
         }
     }
     if (transition) {

@@ -110,8 +110,8 @@ __device__ __forceinline__ void load_panels(std::uint32_t to, const bf16* from, 
     }
 }
 
-/// A lower triangular tile [64, 64] that lies row by row, of which only the 16x16 blocks up to the diagonal are written and
-/// read (matrix_plan.h): zeros right of them.
+/// A lower triangular tile [64, 64] that lies row by row, of which only the 16x16 blocks up to the diagonal are written
+/// and read (matrix_plan.h): zeros right of them.
 template <int kThreads>
 __device__ __forceinline__ void load_triangle(std::uint32_t to, const bf16* from) {
     static_assert(kThreads % 8 == 0);

@@ -84,8 +84,8 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
 }
 
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries, void* out,
-                   void* workspace, cudaStream_t stream) {
+                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries,
+                   void* out, void* workspace, cudaStream_t stream) {
     check_entering(first_block, entering);
     const Algebra algebra = find_algebra(shape.algebra);
     if (inputs.rows == 0) return;

@@ -80,7 +80,9 @@ __global__ void fill_floats(float* out, std::int64_t count, float low, float hig
 }
 
 constexpr int kThreads = 256;
-unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
+unsigned blocks_for(std::int64_t count) {
+    return static_cast<unsigned>((count + kThreads - 1) / kThreads);
+}
 
 DeviceBuffer<__nv_bfloat16> operand(std::int64_t rows, std::int64_t heads, std::int64_t dim, float scale, bool unit,
                                     std::uint64_t salt, cudaStream_t stream) {
@@ -139,8 +141,8 @@ Timing time_work(const Work& work, int runs) {
     in.rows = t;
     const std::int64_t blocks = (t - 1) / kBlockTokens;  // nothing follows the last block: nobody needs its summary
     DeviceBuffer<float> summaries(blocks * summary_floats(shape), stream.get());
-    DeviceBuffer<std::byte> workspace(
-        static_cast<std::int64_t>(mixer_workspace_bytes(shape, Operand::kBf16, t, 0)), stream.get());
+    DeviceBuffer<std::byte> workspace(static_cast<std::int64_t>(mixer_workspace_bytes(shape, Operand::kBf16, t, 0)),
+                                      stream.get());
     DeviceBuffer<__nv_bfloat16> out(t * shape.heads * shape.value_dim, stream.get());
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;

@@ -179,8 +179,8 @@ private:
         MixerShape shape{TransitionAlgebra::kMatrix, heads, key_heads, key_dim, v.cols / heads, 0};
         MixerInputs in;
         in.tokens = x.rows();
-        in.q = stored(
-            l2_norm(q.view(), key_dim, 1e-6, log_linear ? 1.0 : 1.0 / std::sqrt(static_cast<double>(key_dim))));
+        in.q =
+            stored(l2_norm(q.view(), key_dim, 1e-6, log_linear ? 1.0 : 1.0 / std::sqrt(static_cast<double>(key_dim))));
         in.k = stored(l2_norm(k.view(), key_dim, 1e-6, 1.0));
         in.v = v.values;
         for (std::size_t i = 0; i < a.values.size(); ++i) {

@@ -9,7 +9,8 @@ namespace fenwick::reference {
 
 enum class Rounding {
     kNone,
-    kBf16,  ///< weights of products and what a GPU worker stores between its kernels are rounded to bf16, nothing else is
+    kBf16,  ///< weights of products and what a GPU worker stores between its kernels are rounded to bf16, nothing else
+            ///< is
 };
 
 /// Losses (nats) of tokens 1.. given the tokens before each, by the model in `folder`. Written apart from worker/: it

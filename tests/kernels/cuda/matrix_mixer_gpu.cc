@@ -155,7 +155,8 @@ std::vector<unsigned char> run(Rows& r, Operand operand, std::int64_t count, std
         const std::int64_t first_row = first * kBlockTokens;
         const std::int64_t rows = (end < 0 ? count : end * kBlockTokens) - first_row;
         if (rows == 0) continue;
-        cuda::MixerCall call{shape, operand, r.rows(operand, first_row, rows), first, {}, false, workspace.data(), nullptr};
+        cuda::MixerCall call{shape,  operand, r.rows(operand, first_row, rows), first, {}, false, workspace.data(),
+                             nullptr};
         std::vector<EnteringNode> entering;
         if (first > 0) {  // nodes formed as a rank before would have formed them
             cuda::matrix::Nodes tree;
@@ -361,8 +362,8 @@ void time_shape(const char* name, const MixerShape& shape, std::int64_t tokens) 
     Device<__nv_bfloat16> out(tokens * shape.heads * shape.value_dim);
     const std::size_t bytes = cuda::matrix_workspace_bytes(shape, Operand::kBf16, tokens, 0);
     Device<unsigned char> workspace(static_cast<std::int64_t>(bytes));
-    cuda::MixerCall call{
-        shape, Operand::kBf16, rows.rows(Operand::kBf16, 0, tokens), 0, {}, false, workspace.data(), nullptr};
+    cuda::MixerCall call{shape,  Operand::kBf16, rows.rows(Operand::kBf16, 0, tokens), 0, {}, false, workspace.data(),
+                         nullptr};
     const double first = median_ms([&] { cuda::matrix_block_summaries(call, blocks, summaries.data()); });
     const double second = median_ms([&] { cuda::matrix_outputs(call, summaries.data(), out.data()); });
     const double all = median_ms([&] {

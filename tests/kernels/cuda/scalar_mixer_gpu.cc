@@ -265,7 +265,8 @@ void time_shape(const char* name, MixerShape shape, bool log_linear, std::int64_
         start.record(stream);
         cuda::mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream);
         middle.record(stream);
-        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), true, out.data(), workspace.data(), stream);
+        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), true, out.data(), workspace.data(),
+                            stream);
         end.record(stream);
         end.synchronize();
         if (i < 2) continue;

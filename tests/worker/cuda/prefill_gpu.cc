@@ -130,8 +130,9 @@ TEST_CASE("every family on the GPU agrees with the CPU and does not depend on pa
                             << ", mean by " << d.mean << "; rounding alone: " << rounded.worst << ", rms "
                             << rounded.rms);
                 // Two fp32 sums in different orders differ as the golden ones may. In bf16 the bounds are what rounding
-                // the stored values does to the double model, whose sums are exact (`rounded`): the products' own operands
-                // may add half of its rms, and the worst of 13 times as many tokens is allowed to be four times its worst.
+                // the stored values does to the double model, whose sums are exact (`rounded`): the products' own
+                // operands may add half of its rms, and the worst of 13 times as many tokens is allowed to be four
+                // times its worst.
                 if (compute.bf16) CHECK(d.rms <= 1.5 * rounded.rms);
                 CHECK(d.worst <= (compute.bf16 ? 4.0 * rounded.worst : 2e-4));
                 CHECK(d.mean <= (compute.bf16 ? 5e-3 : 2e-5));
