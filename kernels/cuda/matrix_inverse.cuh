@@ -1,7 +1,7 @@
 // M = (I + L)^-1 for a strictly lower triangular L [64, 64], by blocks of 16: those on the diagonal by substitution in
 // fp32; a row of blocks from the diagonal to the left by M[i][j] = -(sum over j < k <= i of M[i][k] L[k][j]) M[j][j] on
-// the matrix units, each operand split into two bf16 numbers. Four warps, one for each row of blocks; a warp's number is a
-// template argument, so that it runs no instruction for the blocks right of its diagonal.
+// the matrix units, each operand split into two bf16 numbers. Four warps, one for each row of blocks; a warp's number
+// is a template argument, so that it runs no instruction for the blocks right of its diagonal.
 #pragma once
 
 #include "kernels/cuda/matrix_tile.cuh"

@@ -141,7 +141,7 @@ void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* o
     if (!has_tensor_kernel(shape, call.operand)) {
         return launch_plain_summaries(walk, call.operand, blocks, out, layout.states, call.stream);
     }
-    launch_prepare(shape, call.inputs, 0, blocks * kChunksPerBlock, layout.prepared, call.stream);
+    launch_prepare(shape, call.inputs, layout.prepared, call.stream);
     launch_summaries(walk, blocks, out, call.stream);
 }
 
@@ -167,9 +167,7 @@ void matrix_outputs(const MixerCall& call, const float* block_summaries, void* o
     const Walk walk{shape,        call.inputs,   layout.prepared, layout.entering, call.first_block,
                     layout.slots, layout.partial};
     if (plain) return launch_plain_outputs(walk, call.operand, out, layout.states, call.stream);
-    const std::int64_t ready = call.summarised_blocks * kChunksPerBlock;
-    const std::int64_t chunks = (call.inputs.rows + kChunkTokens - 1) / kChunkTokens;
-    launch_prepare(shape, call.inputs, ready, chunks - ready, layout.prepared, call.stream);
+    if (!call.after_summaries) launch_prepare(shape, call.inputs, layout.prepared, call.stream);
     if (!shape.log_linear()) return launch_linear(walk, out, call.stream);
     launch_expand(walk, call.stream);
     launch_log_linear(walk, out, call.stream);

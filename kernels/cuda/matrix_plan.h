@@ -1,6 +1,7 @@
 // What the matrix algebra's kernels hand to each other through the workspace, and their launchers.
 //
-// 1. prepare:   per chunk and head T, ((Q K^T) * D) and the decays (DESIGN section 3, "Chunk form"); expand: W~, Q~, U~ for
+// 1. prepare:   per chunk and head T, ((Q K^T) * D) and the decays (DESIGN section 3, "Chunk form"); expand: W~, Q~, U~
+// for
 //               the log-linear read-out.
 // 2. summarise: per block and head (A, S), 64 columns of [A | S] a thread block, walking the block's chunks.
 // 3. combine, enter: the tree's nodes, then the states that enter each block.
@@ -20,7 +21,8 @@ namespace fenwick::cuda::matrix {
 /// Bits that a block number may have.
 inline constexpr int kMaxBits = 40;
 
-/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero.
+/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero. Of tiles [64, 64], all lower
+/// triangular, only the 16x16 blocks up to the diagonal are there (load_triangle): five eighths of the traffic.
 struct Prepared {
     __nv_bfloat16* triangle = nullptr;  ///< [tiles][64, 64] T
     __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of T
@@ -64,9 +66,8 @@ struct Walk {
 /// Least shared memory of a thread block with which launch_log_linear works.
 [[nodiscard]] int log_linear_shared_bytes(std::int64_t key_dim);
 
-/// Prepares chunks [first_chunk, first_chunk + chunks).
-void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t first_chunk, std::int64_t chunks,
-                    const Prepared& to, cudaStream_t stream);
+/// Prepares all chunks.
+void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream);
 /// Summaries of the shard's first blocks; the document's first block gets A = 0, for nothing is older.
 void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStream_t stream);
 /// Forms the nodes of `bit` from those of bit - 1; both operand types.

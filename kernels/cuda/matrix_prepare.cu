@@ -1,8 +1,8 @@
 // Per chunk and head D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D, and for the log-linear
 // read-out P T and lambda * (P T).
 //
-// A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of one key
-// head follow each other and share K and Q.
+// A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of
+// one key head follow each other and share K and Q.
 //
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
 #include "core/cuda/check.h"
@@ -28,7 +28,7 @@ struct Arguments {
     std::int64_t q_stride, k_stride, decay_stride, beta_stride, lambda_stride, rows;
     int heads, heads_per_key, levels;
     Prepared to;
-    unsigned first_tile, end_tile, run;  // tiles of a thread block
+    unsigned tiles, run;  // of a thread block
 };
 
 /// What a tile needs of its tokens; two of them, for this tile and the next.
@@ -53,15 +53,18 @@ __device__ __forceinline__ float exp2_of(float x) {
     return y;
 }
 
-// The warp's 16 rows of a panel into its tile.
+// The warp's 16 rows of a panel into its tile, up to the diagonal block.
 __device__ __forceinline__ void store_rows(const unsigned char* panel, int warp, bf16* tile) {
     __syncwarp();
     const int lane = lane_now();
+    const int piece = lane % 8;
+    if (piece / 2 <= warp) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = 16 * warp + 4 * i + lane / 8;
-        *reinterpret_cast<uint4*>(tile + row * kC + (lane % 8) * 8) =
-            *reinterpret_cast<const uint4*>(panel + row * 128 + (((lane % 8) ^ (row % 8)) * 16));
+        for (int i = 0; i < 4; ++i) {
+            const int row = 16 * warp + 4 * i + lane / 8;
+            *reinterpret_cast<uint4*>(tile + row * kC + piece * 8) =
+                *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row % 8)) * 16));
+        }
     }
     __syncwarp();
 }
@@ -244,9 +247,10 @@ __device__ __forceinline__ void load_gates(const Arguments& args, Gates& gates, 
             const int at = i / kLambdas;
             const int level = min(i % kLambdas, args.levels - 1);
             const bool valid = at < place.rows;
-            copy_4(shared_address(&gates.lambda[at][i % kLambdas]),
-                   args.lambda + (place.first + (valid ? at : 0)) * args.lambda_stride + place.head * args.levels + level,
-                   valid);
+            copy_4(
+                shared_address(&gates.lambda[at][i % kLambdas]),
+                args.lambda + (place.first + (valid ? at : 0)) * args.lambda_stride + place.head * args.levels + level,
+                valid);
         }
     }
 }
@@ -257,8 +261,8 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
     Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw);
     Solve& solve = s.solve;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const unsigned first = args.first_tile + blockIdx.x * args.run;
-    const unsigned end = min(args.end_tile, first + args.run);
+    const unsigned first = blockIdx.x * args.run;
+    const unsigned end = min(args.tiles, first + args.run);
     const auto decays_of = [&](unsigned tile) { return args.to.decays + static_cast<std::int64_t>(tile) * 2 * kC; };
     Place place = place_of(args, first);
     load_rows(args, s, place);
@@ -325,18 +329,15 @@ template <int kDk, bool kLevels>
 void launch(Arguments args, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
     allow_shared(prepare<kDk, kLevels>, kBytes);
-    const unsigned tiles = args.end_tile - args.first_tile;
     const auto places = static_cast<unsigned>(3 * multiprocessors());
-    args.run = (tiles + places - 1) / places;
-    prepare<kDk, kLevels><<<(tiles + args.run - 1) / args.run, kThreads, kBytes, stream>>>(args);
+    args.run = (args.tiles + places - 1) / places;
+    prepare<kDk, kLevels><<<(args.tiles + args.run - 1) / args.run, kThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
 
-void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t first_chunk, std::int64_t chunks,
-                    const Prepared& to, cudaStream_t stream) {
-    if (chunks == 0) return;
+void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream) {
     const bool levels = shape.log_linear();
     const Arguments args{static_cast<const bf16*>(inputs.q),
                          static_cast<const bf16*>(inputs.k),
@@ -353,8 +354,7 @@ void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int
                          static_cast<int>(shape.heads / shape.key_heads),
                          static_cast<int>(shape.levels),
                          to,
-                         static_cast<unsigned>(first_chunk * shape.heads),
-                         static_cast<unsigned>((first_chunk + chunks) * shape.heads),
+                         static_cast<unsigned>((inputs.rows + kC - 1) / kC * shape.heads),
                          1};
     if (shape.key_dim == 128) {
         levels ? launch<128, true>(args, stream) : launch<128, false>(args, stream);

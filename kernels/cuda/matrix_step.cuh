@@ -22,16 +22,16 @@ __device__ __forceinline__ constexpr int step_offset(int step) {
 /// Operands of so many steps of 16 state rows make a group of products; while one is multiplied the next is rounded.
 inline constexpr int kGroup = 2;
 
-/// X is about to be rounded while products run: without this wait, which never waits, ptxas takes X for unfinished (what
-/// earlier products left it with came around the loop) and puts a real one between the groups.
+/// X is about to be rounded while products run: without this wait, which never waits, ptxas takes X for unfinished
+/// (what earlier products left it with came around the loop) and puts a real one between the groups.
 template <int kDk>
 __device__ __forceinline__ void settle(Columns<kDk>& x) {
     products_wait<0>();
     keep(x);
 }
 
-/// Issues y += X^T M^T for every tile M [64, d_k] (keys or queries) of a list, one group after the other; the last may still
-/// run on return. `issue(step, a)` issues the products of one step of 16 state rows, whose operand is `a`.
+/// Issues y += X^T M^T for every tile M [64, d_k] (keys or queries) of a list, one group after the other; the last may
+/// still run on return. `issue(step, a)` issues the products of one step of 16 state rows, whose operand is `a`.
 template <int kDk, class Issue>
 __device__ __forceinline__ void issue_reads(Columns<kDk>& x, const Issue& issue) {
     settle<kDk>(x);
@@ -48,21 +48,28 @@ __device__ __forceinline__ void issue_reads(Columns<kDk>& x, const Issue& issue)
     }
 }
 
-/// y^T [16, 64] = X^T M^T for a tile M [64, d_k] (keys or queries).
-template <int kDk>
-__device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t tile, float (&y)[32]) {
+/// Nothing to do while products run.
+struct Idle {
+    __device__ __forceinline__ void operator()() const {}
+};
+
+/// y^T [16, 64] = X^T M^T for a tile M [64, d_k] (keys or queries). `meanwhile` is done while the products run.
+template <int kDk, class Meanwhile = Idle>
+__device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t tile, float (&y)[32],
+                                           const Meanwhile& meanwhile = {}) {
     clear(y);
     keep(y);
-    issue_reads<kDk>(
-        x, [&](int step, const std::uint32_t(&a)[4]) { product_nt<64>(y, a, tile, step_offset(step)); });
+    issue_reads<kDk>(x, [&](int step, const std::uint32_t(&a)[4]) { product_nt<64>(y, a, tile, step_offset(step)); });
+    meanwhile();
     products_wait<0>();
     keep(y);
 }
-/// The same for keys (into `y`) and, after them, queries (into `o`): on return `y` is there, while `o`'s products, the last
-/// group, may still run and read `a`.
-template <int kDk>
+/// The same for keys (into `y`) and, after them, queries (into `o`): on return `y` is there, while `o`'s products, the
+/// last group, may still run and read `a`.
+template <int kDk, class Meanwhile>
 __device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t keys, float (&y)[32], std::uint32_t queries,
-                                           float (&o)[32], std::uint32_t (&a)[kDk / 16][4]) {
+                                           float (&o)[32], std::uint32_t (&a)[kDk / 16][4],
+                                           const Meanwhile& meanwhile) {
     settle<kDk>(x);
     clear(y);
     clear(o);
@@ -81,12 +88,14 @@ __device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t keys, 
 #pragma unroll
     for (int step = 0; step < kDk / 16; ++step) product_nt<64>(o, a[step], queries, step_offset(step));
     products_commit();
+    meanwhile();
     products_wait<1>();
     keep(y);
 }
 /// The same with X as the sum of two bf16 numbers.
-template <int kDk>
-__device__ __forceinline__ void read_state_split(Columns<kDk>& x, std::uint32_t tile, float (&y)[32]) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void read_state_split(Columns<kDk>& x, std::uint32_t tile, float (&y)[32],
+                                                 const Meanwhile& meanwhile) {
     settle<kDk>(x);
     clear(y);
     keep(y);
@@ -108,6 +117,7 @@ __device__ __forceinline__ void read_state_split(Columns<kDk>& x, std::uint32_t 
         }
         products_commit();
     }
+    meanwhile();
     products_wait<0>();
     keep(y);
 }

@@ -2,6 +2,11 @@
 //
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
 // T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
+//
+// Decays make A vanish within a block more often than not: once no element of a thread block's columns reaches
+// kVanished they are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied
+// to, 2^-40 of one rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks
+// or passes.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -14,6 +19,8 @@ namespace fenwick::cuda::matrix {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr float kVanished = 0x1p-64F;
+constexpr int kLookEvery = 4;  // chunks
 
 struct Arguments {
     const bf16* k;
@@ -42,9 +49,9 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     const std::int64_t row = opaque(chunk * kC);
     load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
                                    args.k_stride, kC, kDk);
-    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC);
     if (transition) {
-        load_panels<8, kThreads>(shared_address(stage.other), args.prepared.rest + tile * kC * kC, kC, kC, kC);
+        load_triangle<kThreads>(shared_address(stage.other), args.prepared.rest + tile * kC * kC);
     } else {
         load_panels<8, kThreads>(shared_address(stage.other),
                                  args.v + row * args.v_stride + head * args.value_dim + first_column, args.v_stride, kC,
@@ -57,11 +64,11 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     copies_commit();
 }
 
-template <int kDk>
-__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage, const Meanwhile& meanwhile) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state_split<kDk>(x, keys, y);
+    read_state_split<kDk>(x, keys, y, meanwhile);
     negate(y);
     scale_tokens(y, stage.decays);
     std::uint32_t a[4][4];
@@ -88,11 +95,12 @@ __device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk
     products_end(x);
 }
 
-template <int kDk>
-__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp,
+                                           const Meanwhile& meanwhile) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk>(x, keys, y);
+    read_state<kDk>(x, keys, y, meanwhile);
     scale_tokens(y, stage.decays);
     subtract_from_values(y, shared_address(stage.other), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
@@ -109,6 +117,18 @@ __device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& st
     products_begin(x);
     add_to_state<kDk>(x, a, keys);
     products_end(x);
+}
+
+/// Whether no element of the thread block's columns, which then become zeros, reaches kVanished. NaN does.
+template <int kDk>
+__device__ __forceinline__ bool vanished(Columns<kDk>& x) {
+    bool reached = false;
+#pragma unroll
+    for (const float value : x) reached |= !(fabsf(value) < kVanished);
+    if (__syncthreads_or(reached ? 1 : 0) != 0) return false;
+    copies_wait<0>();
+    clear(x);
+    return true;
 }
 
 template <int kDk>
@@ -149,11 +169,15 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
         copies_wait<0>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
-        if (c + 1 < kC) load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        const auto load_next = [&] {
+            if (c + 1 == kC) return;
+            load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        };
         if (transition) {
-            step_transition<kDk>(x, stages[c % 2]);
+            step_transition<kDk>(x, stages[c % 2], load_next);
+            if (c % kLookEvery == kLookEvery - 1 && vanished<kDk>(x)) break;
         } else {
-            step_state<kDk>(x, stages[c % 2], warp);
+            step_state<kDk>(x, stages[c % 2], warp, load_next);
         }
     }
     if (transition) {

@@ -110,6 +110,26 @@ __device__ __forceinline__ void load_panels(std::uint32_t to, const bf16* from, 
     }
 }
 
+/// A lower triangular tile [64, 64] that lies row by row, of which only the 16x16 blocks up to the diagonal are written
+/// and read (matrix_plan.h): zeros right of them.
+template <int kThreads>
+__device__ __forceinline__ void load_triangle(std::uint32_t to, const bf16* from) {
+    static_assert(kThreads % 8 == 0);
+    constexpr int kStep = kThreads / 8;
+    const int piece = static_cast<int>(threadIdx.x) % 8;
+    int row = static_cast<int>(threadIdx.x) / 8;
+    const bf16* mine = from + row * kC + piece * 8;
+    std::uint32_t at = swizzled(to + static_cast<std::uint32_t>(row * 128 + piece * 16));
+#pragma unroll
+    for (int first = 0; first < kC; first += kStep) {
+        if (kC % kStep != 0 && row >= kC) break;
+        copy_16(at, mine, piece / 2 <= row / 16);
+        mine += kStep * kC;
+        at += kStep * 128;
+        row += kStep;
+    }
+}
+
 // ---- products ------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void ldmatrix(std::uint32_t (&r)[4], std::uint32_t address) {

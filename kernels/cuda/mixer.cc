@@ -80,19 +80,16 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
     }
     const Algebra algebra = find_algebra(shape.algebra);
     if (blocks == 0) return;
-    algebra.block_summaries({shape, operand, inputs, first_block, {}, 0, workspace, stream}, blocks, out);
+    algebra.block_summaries({shape, operand, inputs, first_block, {}, false, workspace, stream}, blocks, out);
 }
 
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries,
-                   std::int64_t summarised_blocks, void* out, void* workspace, cudaStream_t stream) {
+                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries,
+                   void* out, void* workspace, cudaStream_t stream) {
     check_entering(first_block, entering);
-    if (summarised_blocks * kBlockTokens > inputs.rows) {
-        throw InternalError(fmt::format("mixer_outputs: {} summarised blocks of {} rows", summarised_blocks, inputs.rows));
-    }
     const Algebra algebra = find_algebra(shape.algebra);
     if (inputs.rows == 0) return;
-    algebra.outputs({shape, operand, inputs, first_block, entering, summarised_blocks, workspace, stream},
+    algebra.outputs({shape, operand, inputs, first_block, entering, after_summaries, workspace, stream},
                     block_summaries, out);
 }
 

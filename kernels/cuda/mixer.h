@@ -1,12 +1,12 @@
-// The sequence mixers on the GPU: kernels/mixer.h's two steps with device pointers. The definition, the blocks and the tree
-// are the same; operands are bf16 (or fp32, for checking), sums, states and decays fp32.
+// The sequence mixers on the GPU: kernels/mixer.h's two steps with device pointers. The definition, the blocks and the
+// tree are the same; operands are bf16 (or fp32, for checking), sums, states and decays fp32.
 //
 // Head shapes: d_k and d_v of 1 to 256 (scalar: d_v even), for every algebra and read-out. The matrix units take bf16
-// operands with d_k 64 or 128 and d_v a multiple of 8 (matrix transitions: at most 32 levels). All else runs in fp32 sums
-// on the CUDA cores (the *_plain.cu files), many times slower: fp32 operands, other shapes such as d_k 192 and 256, and
-// where thread blocks have too little shared memory, bf16 scalar transitions (below 227 KiB: sm_80, sm_86, sm_89) and bf16
-// matrix transitions with the log-linear read-out (sm_86, sm_89). A kernel that the GPU has too little shared memory for
-// and that nothing stands in for throws UnavailableError.
+// operands with d_k 64 or 128 and d_v a multiple of 8 (matrix transitions: at most 32 levels). All else runs in fp32
+// sums on the CUDA cores (the *_plain.cu files), many times slower: fp32 operands, other shapes such as d_k 192 and
+// 256, and where thread blocks have too little shared memory, bf16 scalar transitions (below 227 KiB: sm_80, sm_86,
+// sm_89) and bf16 matrix transitions with the log-linear read-out (sm_86, sm_89). A kernel that the GPU has too little
+// shared memory for and that nothing stands in for throws UnavailableError.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,19 +44,19 @@ struct MixerInputs {
                                                 std::int64_t first_block);
 
 /// As kernels/mixer.h's: summaries of the first `blocks` whole blocks of a shard that starts at `first_block` of its
-/// document, out[blocks][summary_floats(shape)] on the device. Of block 0 only S is sure to be there: nothing is older, so
-/// nobody reads its A.
+/// document, out[blocks][summary_floats(shape)] on the device. Of block 0 only S is sure to be there: nothing is older,
+/// so nobody reads its A.
 void mixer_block_summaries(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
                            std::int64_t first_block, std::int64_t blocks, float* out, void* workspace,
                            cudaStream_t stream);
 
 /// As kernels/mixer.h's. `entering` is a host list whose summaries lie on the device; `out` [rows, heads * d_v] of the
-/// operand type, contiguous. `summarised_blocks`: mixer_block_summaries was called for so many blocks of the same inputs
-/// with the same workspace, which still holds what it left there (the same bits, less work); 0 when not. Throws InternalError for a list that
-/// does not enter `first_block` or a head shape that no kernel takes (the message prints the whole request),
-/// UnavailableError when CUDA fails.
+/// operand type, contiguous. `after_summaries`: mixer_block_summaries was called for at least one block of the same
+/// inputs with the same workspace, which still holds what it left there: the same bits, less work. Throws InternalError
+/// for a list that does not enter `first_block` or a head shape that no kernel takes (the message prints the whole
+/// request), UnavailableError when CUDA fails.
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries,
-                   std::int64_t summarised_blocks, void* out, void* workspace, cudaStream_t stream);
+                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries,
+                   void* out, void* workspace, cudaStream_t stream);
 
 }  // namespace fenwick::cuda

@@ -12,7 +12,7 @@ struct MixerCall {
     MixerInputs inputs;
     std::int64_t first_block = 0;
     std::span<const EnteringNode> entering;  ///< outputs: oldest first; checked by the dispatcher
-    std::int64_t summarised_blocks = 0;      ///< outputs: so many blocks' preparation is in the workspace
+    bool after_summaries = false;            ///< outputs: the workspace holds what the summaries left there
     void* workspace = nullptr;
     cudaStream_t stream = nullptr;
 };

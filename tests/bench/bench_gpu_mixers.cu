@@ -27,6 +27,7 @@ struct Work {
     MixerShape shape;  // levels: filled in from the tokens for log-linear works
     bool log_linear;
     std::int64_t tokens;
+    float decay = 0.05F;  // log decays lie in (-decay, 0)
 };
 
 constexpr TransitionAlgebra kScalar = TransitionAlgebra::kScalar;
@@ -44,6 +45,8 @@ const Work kWorks[] = {
     {"Gated DeltaNet, 12 heads 128x128", {kMatrix, 12, 12, 128, 128, 0}, false, 1048576},
     {"Gated DeltaNet, 16 key and 64 value heads", {kMatrix, 64, 16, 128, 128, 0}, false, 32768},
     {"Gated DeltaNet, 16 key and 16 value heads", {kMatrix, 16, 16, 128, 128, 0}, false, 32768},
+    // Decays under which no block's transition vanishes (kernels/cuda/matrix_summary.cu).
+    {"Gated DeltaNet, 12 heads 128x128, slow decay", {kMatrix, 12, 12, 128, 128, 0}, false, 131072, 0.002F},
     {"log-linear Gated DeltaNet, 12 heads 128x128", {kMatrix, 12, 12, 128, 128, 0}, true, 131072},
     {"GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, false, 131072},
     {"log-linear GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, true, 131072},
@@ -122,7 +125,7 @@ Timing time_work(const Work& work, int runs) {
     const auto k = operand(t, shape.key_heads, shape.key_dim, 0.15F, matrix, 2, stream.get());
     const auto v = operand(t, shape.heads, shape.value_dim, 1.0F, false, 3, stream.get());
     const std::int64_t decays = shape.heads * (shape.algebra == kDiagonal ? shape.key_dim : 1);
-    const auto decay = floats(t * decays, -0.05F, 0.0F, 4, stream.get());
+    const auto decay = floats(t * decays, -work.decay, 0.0F, 4, stream.get());
     const auto beta = floats(matrix ? t * shape.heads : 1, 0.0F, 1.0F, 5, stream.get());
     const auto lambda = floats(shape.levels > 0 ? t * shape.heads * shape.levels : 1, 0.1F, 1.5F, 6, stream.get());
     MixerInputs in;
@@ -152,7 +155,7 @@ Timing time_work(const Work& work, int runs) {
         begin.record(stream.get());
         mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream.get());
         middle.record(stream.get());
-        mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), blocks, out.data(), workspace.data(),
+        mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), blocks > 0, out.data(), workspace.data(),
                       stream.get());
         end.record(stream.get());
         end.synchronize();

@@ -185,7 +185,7 @@ void mix(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry, const Mixe
     mixer_block_summaries(layer.shape, operand, inputs, pass.first_block, complete, memory.summaries,
                           memory.mixer_workspace, pass.stream);
     mixer_outputs(layer.shape, operand, inputs, pass.first_block, carry.nodes.entering(pass.first_block),
-                  memory.summaries, complete, memory.o, memory.mixer_workspace, pass.stream);
+                  memory.summaries, complete > 0, memory.o, memory.mixer_workspace, pass.stream);
     carry.nodes.append(pass.first_block, memory.summaries, complete, memory.node_scratch);
 }
 

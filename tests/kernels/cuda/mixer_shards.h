@@ -109,7 +109,7 @@ inline std::vector<float> run_shards(const MixerCase& c, Operand operand, const 
         std::vector<EnteringNode> entering;
         for (const auto& [bit, summary] : nodes) entering.push_back({bit, summary.data()});
         cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(),
-                            kept == Workspace::kKept ? blocks : 0,
+                            kept == Workspace::kKept && blocks > 0,
                             static_cast<char*>(out.data()) + first * width * bytes, workspace.data(), stream);
         for (std::int64_t b = 0; b < blocks; ++b) {
             cuda::DeviceBuffer<float> node(one, stream);
