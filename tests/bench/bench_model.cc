@@ -27,6 +27,7 @@ namespace {
 
 double median_seconds(int runs, const std::function<void()>& work) {
     std::vector<double> times;
+    times.reserve(static_cast<std::size_t>(runs));
     for (int i = 0; i < runs; ++i) times.push_back(testing::seconds_of(work));
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];

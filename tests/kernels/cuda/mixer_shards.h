@@ -107,6 +107,7 @@ inline std::vector<float> run_shards(const MixerCase& c, Operand operand, const 
             FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
         }
         std::vector<EnteringNode> entering;
+        entering.reserve(nodes.size());
         for (const auto& [bit, summary] : nodes) entering.push_back({bit, summary.data()});
         cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(),
                             kept == Workspace::kKept && blocks > 0,
