@@ -6,7 +6,8 @@ usage: compare_fla.py --ours PATH/bench_gpu_mixers [--runs N] [NAME-PART]
 Needs torch, Triton, and the peers as published: the packages fla-core and flash-linear-attention; flash-qla with tilelang
 for its column. Ours runs as the benchmark program. Times are medians of CUDA-event times in milliseconds, inputs bf16,
 forward only, no final state; all sides get the same shapes, kind of decays, warm-up and number of runs. Prints a table, with
-device, date and versions first; `ratio` is the fastest peer's time over ours.
+device, date and versions first; `ratio` is the fastest peer's time over ours. `attention` is causal softmax attention by
+cuDNN for a layer of the same width (24 heads of 64): it says from which length ours is faster.
 """
 import argparse
 import datetime
@@ -14,6 +15,7 @@ import importlib.metadata
 import json
 import math
 import subprocess
+import sys
 import warnings
 
 import torch
@@ -88,8 +90,21 @@ def gated_delta(key_heads, heads, decay=0.05):
     return {"fla": fla, "flash-qla": flash_qla}
 
 
+def attention(tokens):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    if tokens > 131072:
+        raise OverflowError("takes seconds")
+    q, k, v = (bf16(1, 24, tokens, 64) for _ in range(3))
+
+    def work():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return work
+
+
 PEERS = {
-    "log-linear Mamba-2, 48 heads 128x64": {"fla": log_linear_mamba2},
+    "log-linear Mamba-2, 48 heads 128x64": {"fla": log_linear_mamba2, "attention": attention},
     "Mamba-2, 12 heads 128x128": {"fla": simple_gla},
     "Gated DeltaNet, 12 heads 128x128": gated_delta(12, 12),
     "Gated DeltaNet, 12 heads 128x128, slow decay": gated_delta(12, 12, 0.002),
@@ -97,7 +112,7 @@ PEERS = {
     "Gated DeltaNet, 16 key and 16 value heads": gated_delta(16, 16),
     "GLA, 12 heads 128x128": {"fla": gla},
 }
-COLUMNS = ("fla", "flash-qla")
+COLUMNS = ("fla", "attention", "flash-qla")
 
 
 def peer_ms(name, peer, tokens, runs):
@@ -134,16 +149,22 @@ def main():
     torch.manual_seed(0)
     versions = ", ".join(version(p) for p in ("torch", "triton", "fla-core", "flash-qla", "tilelang"))
     print(f"{torch.cuda.get_device_name()}; {datetime.date.today()}; {versions}; medians of {arguments.runs}, ms")
-    print(f"{'mixer, forward, bf16':46} {'tokens':>9} {'ours':>9} " + " ".join(f"{c:>9}" for c in COLUMNS) + f" {'ratio':>7}")
     command = [arguments.ours, "--json", "--runs", str(arguments.runs)] + ([arguments.part] if arguments.part else [])
     ours = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    for line in ours.stdout.splitlines():
-        row = json.loads(line)
-        peers = [peer_ms(row["work"], column, row["tokens"], arguments.runs) for column in COLUMNS]
-        times = [peer for peer in peers if isinstance(peer, float)]
+    rows = [json.loads(line) for line in ours.stdout.splitlines()]
+    sys.modules["flash_qla"] = None  # the fla packages would hand their work to it
+    for column in COLUMNS:
+        if column == "flash-qla":
+            del sys.modules["flash_qla"]
+        for row in rows:
+            row[column] = peer_ms(row["work"], column, row["tokens"], arguments.runs)
+            print(f"  {row['work']}, {row['tokens']}: {column} {row[column]}", file=sys.stderr, flush=True)
+    print(f"{'mixer, forward, bf16':46} {'tokens':>9} {'ours':>9} " + " ".join(f"{c:>9}" for c in COLUMNS) + f" {'ratio':>7}")
+    for row in rows:
+        times = [row[c] for c in ("fla", "flash-qla") if isinstance(row[c], float)]
         ratio = f"{min(times) / row['median_ms']:6.2f}x" if times else ""
-        shown = " ".join(f"{peer:9.3f}" if isinstance(peer, float) else f"{peer:>9}" for peer in peers)
-        print(f"{row['work']:46} {row['tokens']:9} {row['median_ms']:9.3f} {shown} {ratio:>7}", flush=True)
+        shown = " ".join(f"{row[c]:9.3f}" if isinstance(row[c], float) else f"{row[c]:>9}" for c in COLUMNS)
+        print(f"{row['work']:46} {row['tokens']:9} {row['median_ms']:9.3f} {shown} {ratio:>7}")
 
 
 if __name__ == "__main__":
