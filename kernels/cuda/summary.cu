@@ -1,89 +1,85 @@
+#include <algorithm>
+
 #include "core/cuda/check.h"
+#include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/summary.h"
 
 namespace fenwick::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 32;
-constexpr int kTileRows = 8;  // rows of threads: each computes kTile / kTileRows elements of a column
+constexpr std::int64_t kMostPairs = 65535;  // of a grid's third dimension
 
-/// transition: 1 (scalar) or d_k (diagonal). One thread for each element of a head's (A, S).
+/// transition: 1 (scalar) or d_k (diagonal). One thread for each element of a head's (A, S); a pair for each
+/// blockIdx.z, children `pair_stride` apart.
 __global__ void combine_decays(const float* left, const float* right, float* out, std::int64_t transition,
-                               std::int64_t value_dim, std::int64_t head_floats) {
+                               std::int64_t value_dim, std::int64_t head_floats, std::int64_t pair_stride,
+                               std::int64_t out_stride) {
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
     if (i >= head_floats) return;
     const std::int64_t head = blockIdx.y * head_floats;
+    const float* l = left + blockIdx.z * pair_stride + head;
+    const float* r = right + blockIdx.z * pair_stride + head;
+    float* o = out + blockIdx.z * out_stride + head;
     if (i < transition) {
-        out[head + i] = right[head + i] + left[head + i];
+        o[i] = r[i] + l[i];
         return;
     }
     const std::int64_t row = transition == 1 ? 0 : (i - transition) / value_dim;
-    const float decay = expf(fmaxf(right[head + row], -1000.0F));
-    out[head + i] = fmaf(decay, left[head + i], right[head + i]);
+    const float decay = expf(fmaxf(r[row], -1000.0F));
+    o[i] = fmaf(decay, l[i], r[i]);
 }
 
-/// X = A_r X_l for X = A_l (blocks with z = 0) and X = S_l (z = 1, plus S_r); a head per blockIdx.z / 2.
-__global__ void combine_matrices(const float* left, const float* right, float* out, std::int64_t key_dim,
-                                 std::int64_t value_dim) {
-    __shared__ float a[kTile][kTile + 1];
-    __shared__ float x[kTile][kTile + 1];
-    const bool state = blockIdx.z % 2 == 1;
-    const std::int64_t columns = state ? value_dim : key_dim;
-    const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kTile + threadIdx.x;
-    const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
-    if (static_cast<std::int64_t>(blockIdx.x) * kTile >= columns) return;
-    const std::int64_t head = blockIdx.z / 2 * (key_dim * key_dim + key_dim * value_dim);
-    const std::int64_t part = head + (state ? key_dim * key_dim : 0);
-    float sums[kTile / kTileRows] = {};
-    for (std::int64_t k = 0; k < key_dim; k += kTile) {
-        for (int r = threadIdx.y; r < kTile; r += kTileRows) {
-            const std::int64_t a_row = first_row + r;
-            const std::int64_t a_column = k + threadIdx.x;
-            a[r][threadIdx.x] = a_row < key_dim && a_column < key_dim ? right[head + a_row * key_dim + a_column] : 0.0F;
-            x[r][threadIdx.x] = k + r < key_dim && column < columns ? left[part + (k + r) * columns + column] : 0.0F;
-        }
-        __syncthreads();
-        const int depth = static_cast<int>(min(static_cast<std::int64_t>(kTile), key_dim - k));
-        for (int i = 0; i < depth; ++i) {
-#pragma unroll
-            for (int j = 0; j < kTile / kTileRows; ++j) {
-                sums[j] = fmaf(a[threadIdx.y + j * kTileRows][i], x[i][threadIdx.x], sums[j]);
-            }
-        }
-        __syncthreads();
+void launch_decays(const MixerShape& shape, const float* left, const float* right, std::int64_t pairs, float* out,
+                   std::int64_t pair_stride, cudaStream_t stream) {
+    const std::int64_t head_floats = transition_floats(shape) + state_floats(shape);
+    const std::int64_t out_stride = summary_floats(shape);
+    for (std::int64_t first = 0; first < pairs; first += kMostPairs) {
+        const dim3 blocks(static_cast<unsigned>((head_floats + kThreads - 1) / kThreads),
+                          static_cast<unsigned>(shape.heads),
+                          static_cast<unsigned>(std::min(kMostPairs, pairs - first)));
+        combine_decays<<<blocks, kThreads, 0, stream>>>(left + first * pair_stride, right + first * pair_stride,
+                                                        out + first * out_stride, transition_floats(shape),
+                                                        shape.value_dim, head_floats, pair_stride, out_stride);
+        FENWICK_CUDA_CHECK(cudaGetLastError());
     }
-    if (column >= columns) return;
-#pragma unroll
-    for (int j = 0; j < kTile / kTileRows; ++j) {
-        const std::int64_t row = first_row + threadIdx.y + j * kTileRows;
-        if (row >= key_dim) continue;
-        const std::int64_t at = part + row * columns + column;
-        out[at] = state ? right[at] + sums[j] : sums[j];
-    }
-}
-
-unsigned tiles(std::int64_t size) {
-    return static_cast<unsigned>((size + kTile - 1) / kTile);
 }
 
 }  // namespace
 
+// The matrix algebra's nodes are formed by the one kernel that also forms a shard's nodes inside the mixer: the pairs
+// are given to it as blocks of a shard of their own.
+
 void combine_summaries(const MixerShape& shape, const float* left, const float* right, float* out,
                        cudaStream_t stream) {
-    const auto heads = static_cast<unsigned>(shape.heads);
-    if (shape.algebra == TransitionAlgebra::kMatrix) {
-        const dim3 blocks(tiles(shape.key_dim > shape.value_dim ? shape.key_dim : shape.value_dim),
-                          tiles(shape.key_dim), 2 * heads);
-        combine_matrices<<<blocks, dim3(kTile, kTileRows), 0, stream>>>(left, right, out, shape.key_dim,
-                                                                        shape.value_dim);
-    } else {
-        const std::int64_t head_floats = transition_floats(shape) + state_floats(shape);
-        const dim3 blocks(static_cast<unsigned>((head_floats + kThreads - 1) / kThreads), heads);
-        combine_decays<<<blocks, kThreads, 0, stream>>>(left, right, out, transition_floats(shape), shape.value_dim,
-                                                        head_floats);
+    if (shape.algebra != TransitionAlgebra::kMatrix) {
+        return launch_decays(shape, left, right, 1, out, summary_floats(shape), stream);
     }
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+    // Block 0 was carried in, block 1 is the shard's: their parent is node (1, 0).
+    matrix::Nodes nodes;
+    nodes.first_block = 1;
+    nodes.last_block = 2;
+    nodes.layer = summary_floats(shape);
+    nodes.entering[0] = left;
+    nodes.blocks = right;
+    nodes.formed[1] = out;
+    matrix::launch_combine(shape, nodes, 1, stream);
+}
+
+void combine_sibling_summaries(const MixerShape& shape, const float* children, std::int64_t pairs, float* out,
+                               cudaStream_t stream) {
+    if (pairs == 0) return;
+    const std::int64_t floats = summary_floats(shape);
+    if (shape.algebra != TransitionAlgebra::kMatrix) {
+        return launch_decays(shape, children, children + floats, pairs, out, 2 * floats, stream);
+    }
+    matrix::Nodes nodes;
+    nodes.first_block = 0;
+    nodes.last_block = 2 * pairs;
+    nodes.layer = floats;
+    nodes.blocks = children;
+    nodes.formed[1] = out;
+    matrix::launch_combine(shape, nodes, 1, stream);
 }
 
 }  // namespace fenwick::cuda

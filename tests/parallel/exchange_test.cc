@@ -40,7 +40,9 @@ std::string differs(const NodeSummaries& list, const BlockRun& blocks, const Alg
 
 NodeSummaries cover_of(const BlockRun& blocks, const Algebra& algebra) {
     const Buffer<float> rows = test::blocks_values(blocks, algebra.floats);
-    return cover_of_blocks(blocks.first, rows.matrix(blocks.size(), algebra.floats), algebra.combine);
+    HostSummaries memory(algebra.combine);
+    Buffer<float> scratch(cover_scratch_floats(blocks.size(), algebra.floats));
+    return cover_of_blocks(blocks.first, rows.matrix(blocks.size(), algebra.floats), memory, scratch.data());
 }
 
 void check_world(const std::vector<std::int64_t>& boundaries, const Algebra& algebra) {
@@ -124,10 +126,11 @@ TEST_CASE("exchange: passes of any size end with the same list") {
 TEST_CASE("exchange: a node that occurs in several joins is formed once") {
     const Algebra& algebra = algebras().front();
     int formed = 0;
-    NodeJoiner joiner([&](const float* left, const float* right, float* out) {
+    HostSummaries memory([&](const float* left, const float* right, float* out) {
         ++formed;
         algebra.combine(left, right, out);
     });
+    NodeJoiner joiner(memory);
     const NodeSummaries left = cover_of({0, 4}, algebra);
     const NodeSummaries once = joiner.join(left, cover_of({4, 8}, algebra));
     const NodeSummaries again = joiner.join(left, cover_of({4, 9}, algebra));
