@@ -59,9 +59,9 @@ public:
                                                            NodeSummaries& carried, cudaStream_t compute);
     void await_entering(cudaStream_t compute);
 
-    /// From now on every layer's times are taken; `take_times` waits for the device and gives those since the last
+    /// While on, every layer's times are taken; `take_times` waits for the device and gives those since the last
     /// call.
-    void measure() { measuring_ = true; }
+    void measure(bool on) { measuring_ = on; }
     [[nodiscard]] std::vector<ExchangeTimes> take_times();
 
 private:
