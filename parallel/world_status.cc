@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace fenwick {
 
@@ -51,9 +52,14 @@ void WorldStatus::set_resumable(bool resumable) {
     resumable_ = resumable;
 }
 
+void WorldStatus::set_resumable_look(std::function<bool()> look) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    look_ = std::move(look);
+}
+
 bool WorldStatus::resumable() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return resumable_;
+    return resumable_ || (look_ && look_());
 }
 
 }  // namespace fenwick

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -39,14 +40,17 @@ public:
     /// Moves on within the pass at hand.
     void set_place(std::int32_t layer, const std::string& part);
 
-    /// Whether what this job has finished so far outlives it: --resume would find it.
+    /// Whether what this job has finished so far outlives it: --resume would find it. Told by rank 0; where this rank
+    /// can look for itself, `look` (from any thread) finds also what rank 0 had no time to tell.
     void set_resumable(bool resumable);
+    void set_resumable_look(std::function<bool()> look);
     [[nodiscard]] bool resumable() const;
 
 private:
     mutable std::mutex mutex_;
     Step step_;
     bool resumable_ = false;
+    std::function<bool()> look_;
 };
 
 }  // namespace fenwick

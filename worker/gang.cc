@@ -58,7 +58,7 @@ public:
 
     // Tells all ranks what comes (rank 0 passes the command, the others get it).
     Command announce(Command command = {}) {
-        command.resumable = comm_.status().resumable() ? 1 : 0;
+        command.resumable = told_resumable_ ? 1 : 0;
         broadcast(comm_, bytes_of(command), 0);
         comm_.status().set_resumable(command.resumable != 0);
         comm_.status().set_step({activity_of(command.order), -1, command.first_token, {}});
@@ -69,7 +69,8 @@ public:
     void rest() { comm_.status().set_step({Activity::kWaiting, -1, position_, {}}); }
 
     void set_resumable(bool resumable) {
-        if (comm_.status().resumable() == resumable) return;
+        if (told_resumable_ == resumable) return;
+        told_resumable_ = resumable;
         comm_.status().set_resumable(resumable);
         announce({Order::kNote, position_, 0, 0, 0});
         rest();
@@ -163,6 +164,7 @@ private:
     Communicator& comm_;
     std::unique_ptr<PassRunner> prefill_;
     std::int64_t position_ = 0;
+    bool told_resumable_ = false;
 };
 
 Gang::Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute) {

@@ -176,7 +176,7 @@ int score_under_mpi(const ScoreOptions& options) {
     {
         const MpiEnvironment environment;
         MpiCommunicator comm;
-        comm.status().set_resumable(resumable);
+        comm.status().set_resumable_look([&] { return has_progress(options.output); });
         const int local_rank = comm.local_rank();
         {
             const MpiMonitor monitor(comm, timeout);
