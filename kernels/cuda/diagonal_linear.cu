@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2) read(const Arguments args) {
         Stage<kDk>& stage = s.stages[step % 2];
         float o[32];
         std::uint32_t values[4][4];
-        matrix::read_state<kDk, 4>(x, matrix::shared_address(stage.queries), o);
+        matrix::read_state<kDk>(x, matrix::shared_address(stage.queries), o);
         load_values(values, stage.values, warp);
         matrix::products_begin(o);
         matrix::add_triangle(values, matrix::shared_address(stage.scores), o);

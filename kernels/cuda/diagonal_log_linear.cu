@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2) read(const Arguments args) {
         Columns<kDk> x;
         matrix::clear(x);
         matrix::write_state<kDk>(x, 1.0F, values, matrix::shared_address(s.keys));
-        matrix::read_state<kDk, 4>(x, matrix::shared_address(s.queries[1]), part);
+        matrix::read_state<kDk>(x, matrix::shared_address(s.queries[1]), part);
         add_scaled(o[1], part, s.lambda[0] + kC);
     }
     __syncthreads();  // keys and scores have been read: nodes take their places

@@ -35,6 +35,14 @@ __global__ void __launch_bounds__(kThreads)
     const int tid = static_cast<int>(threadIdx.x);
     const int mine_row = tid / 16 * 4;
     const int mine_column = tid % 16 * 4;
+    if (index == 0 && !state) {  // nothing is older than the document's first node: A = 0, as its blocks have it
+        for (int i = tid; i < kTile * kTile; i += kThreads) {
+            const int row = first_row + i / kTile;
+            const int column = first_column + i % kTile;
+            if (row < dk && column < dk) out[row * dk + column] = 0.0F;
+        }
+        return;
+    }
     constexpr int kEach = kTile * kDepth / kThreads;
     float next_a[kEach];
     float next_x[kEach];

@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kThreads) expand(const Arguments args) {
     load_panels<kDk / 8, kThreads>(keys, args.k + first * args.k_stride + key_head * kDk, args.k_stride, rows, kDk);
     load_panels<kDk / 8, kThreads>(shared_address(s.q), args.q + first * args.q_stride + key_head * kDk, args.q_stride,
                                    rows, kDk);
-    load_panels<8, kThreads>(shared_address(s.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
-    load_panels<8, kThreads>(shared_address(s.scores), args.prepared.second + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(s.triangle), args.prepared.triangle + tile * kC * kC);
+    load_triangle<kThreads>(shared_address(s.scores), args.prepared.second + tile * kC * kC);
     if (threadIdx.x < 32) {
         copy_16(shared_address(s.decays + 4 * threadIdx.x), args.prepared.decays + tile * 2 * kC + 4 * threadIdx.x,
                 true);

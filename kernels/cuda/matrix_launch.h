@@ -20,6 +20,14 @@ namespace fenwick::cuda::matrix {
     return bytes;
 }
 
+[[nodiscard]] inline int multiprocessors() {
+    int device = 0;
+    int count = 0;
+    FENWICK_CUDA_CHECK(cudaGetDevice(&device));
+    FENWICK_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
 /// Lets `kernel` have `bytes` of shared memory. Throws UnavailableError where the GPU has less.
 template <class Kernel>
 void allow_shared(Kernel* kernel, int bytes) {

@@ -24,7 +24,7 @@ template <int kDk, int kGroups>
 struct Stage {
     alignas(1024) unsigned char q[kPanelBytes * kDk / 64];
     alignas(1024) unsigned char k[kPanelBytes * kDk / 64];
-    alignas(1024) unsigned char v[kGroups * kPanelBytes];  // then the outputs
+    alignas(1024) unsigned char v[kGroups * kPanelBytes];
     alignas(1024) unsigned char triangle[kPanelBytes];
     alignas(1024) unsigned char scores[kPanelBytes];
 };
@@ -53,62 +53,78 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk, kGr
     load_panels<8 * kGroups, kThreads>(shared_address(stage.v),
                                        args.v + row * args.v_stride + head * args.value_dim + first_column,
                                        args.v_stride, rows, args.value_dim - first_column);
-    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
-    load_panels<8, kThreads>(shared_address(stage.scores), args.prepared.second + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC);
+    load_triangle<kThreads>(shared_address(stage.scores), args.prepared.second + tile * kC * kC);
     if (threadIdx.x < 32) {
         copy_16(shared_address(decays + 4 * threadIdx.x), args.prepared.decays + tile * 2 * kC + 4 * threadIdx.x, true);
     }
 }
 
-// The warp's 16 columns of o^T into the panel, then out as rows. No other warp reads or writes these columns.
-__device__ __forceinline__ void store_outputs(const float (&o)[32], unsigned char* panel, int warp, bf16* to,
-                                              std::int64_t stride, int rows, int columns) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int row = lane / 4;  // of eight tokens
+/// A chunk's 16 columns of o^T as bf16: of every 8 tokens two 8x8 tiles, transposed already.
+using Packed = std::uint32_t[8][2];
+
+__device__ __forceinline__ void pack_outputs(const float (&o)[32], Packed& packed) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        unsigned char* mine = panel + row * 128 + ((2 * warp + half) ^ row) * 16 + (lane % 4) * 4;
+    for (int n = 0; n < 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            *reinterpret_cast<std::uint32_t*>(mine + n * 1024) =
-                transposed(pack(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]));
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int token = 16 * i + lane / 2;
-        const int piece = 2 * warp + lane % 2;
-        if (token < rows && piece * 8 < columns) {
-            *reinterpret_cast<uint4*>(to + token * stride + piece * 8) =
-                *reinterpret_cast<const uint4*>(panel + ((token * 128 + piece * 16) ^ ((token % 8) * 16)));
+        for (int half = 0; half < 2; ++half) {
+            packed[n][half] = transposed(pack(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]));
         }
     }
 }
 
-template <int kDk, int kGroups>
-__device__ __forceinline__ void step(Columns<kDk>& x, Stage<kDk, kGroups>& stage, const unsigned char* values,
-                                     const float* decays, int warp, float (&o)[32]) {
+// Neighbouring lanes swap a tile each, so that a lane has four columns of a token: full 32-byte sectors.
+__device__ __forceinline__ void store_outputs(const Packed& packed, bf16* to, std::int64_t stride, int rows,
+                                              int columns) {
+    const int lane = lane_now();
+    const bool odd = lane % 2 != 0;
+    const int column = (odd ? 8 : 0) + (lane % 4 / 2) * 4;
+    bf16* mine = to + (lane / 4) * stride + column;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+        const std::uint32_t got = __shfl_xor_sync(0xFFFFFFFFU, odd ? packed[n][0] : packed[n][1], 1);
+        const uint2 four = odd ? make_uint2(got, packed[n][1]) : make_uint2(packed[n][0], got);
+        if (8 * n + lane / 4 < rows && column < columns) *reinterpret_cast<uint2*>(mine) = four;
+        mine += 8 * stride;
+    }
+}
+
+// One chunk. What the state waits for goes first; the output's products run beside it. On return `o` is there.
+template <int kDk, int kGroups, class Meanwhile>
+__device__ __forceinline__ void step(Columns<kDk>& x, const Stage<kDk, kGroups>& stage, const unsigned char* values,
+                                     const float* decays, int warp, float (&o)[32], const Meanwhile& meanwhile) {
     const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk, 4>(x, shared_address(stage.q), o);
-    read_state<kDk, 4>(x, keys, y);
-    scale_tokens(o, decays);
+    std::uint32_t state[kDk / 16][4];
+    read_state<kDk>(x, keys, y, shared_address(stage.q), o, state, meanwhile);
     scale_tokens(y, decays);
     subtract_from_values(y, shared_address(values), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
     pack_tokens(y, a);
-    clear(y);
-    products_begin(y);
-    add_triangle(a, shared_address(stage.triangle), y);
-    products_end(y);
-    pack_tokens(y, a);
-    products_begin(o);
+    float u[32];
+    clear(u);
+    products_begin(u);
+    add_triangle(a, shared_address(stage.triangle), u);
+    products_commit();
+    products_wait<1>();
+    keep(o);
+    scale_tokens(o, decays);
+    scale_state<kDk>(x, decays[kC - 1]);
+    products_wait<0>();
+    keep(u);
+    pack_tokens(u, a);
+    scale_tokens(u, decays + kC);
+    std::uint32_t write[4][4];
+    pack_tokens(u, write);
+    products_begin(x);
+    keep(o);
+    add_to_state<kDk>(x, write, keys);
+    products_commit();
     add_triangle(a, shared_address(stage.scores), o);
-    products_end(o);
-    scale_tokens(y, decays + kC);
-    pack_tokens(y, a);
-    write_state<kDk>(x, decays[kC - 1], a, keys);
+    products_commit();
+    products_wait<0>();
+    keep(x);
+    keep(o);
 }
 
 template <int kDk, int kGroups>
@@ -144,21 +160,27 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
         }
         copies_commit();
     };
+    Packed packed;
+    const auto store = [&](int c) {
+        const std::int64_t row = opaque((block * kC + c) * kC);
+        store_outputs(packed, args.out + (row * args.heads + head) * dv + first_column + 16 * warp,
+                      static_cast<std::int64_t>(args.heads) * dv,
+                      args.rows - row < kC ? static_cast<int>(args.rows - row) : kC, dv - first_column - 16 * warp);
+    };
     for (int c = 0; c + 1 < kStages; ++c) load(c);
     for (int c = 0; c < chunks; ++c) {
         copies_wait<kStages - 2>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
-        load(c + kStages - 1);
-        Stage<kDk, kGroups>& stage = s.stages[c % kStages];
-        unsigned char* values = stage.v + group * kPanelBytes;
+        const Stage<kDk, kGroups>& stage = s.stages[c % kStages];
         float o[32];
-        step<kDk, kGroups>(x, stage, values, s.decays[c % kStages], warp, o);
-        const std::int64_t row = (block * kC + c) * kC;
-        store_outputs(o, values, warp, args.out + (row * args.heads + head) * dv + first_column,
-                      static_cast<std::int64_t>(args.heads) * dv,
-                      args.rows - row < kC ? static_cast<int>(args.rows - row) : kC, dv - first_column);
+        step<kDk, kGroups>(x, stage, stage.v + group * kPanelBytes, s.decays[c % kStages], warp, o, [&] {
+            load(c + kStages - 1);
+            if (c > 0) store(c - 1);
+        });
+        pack_outputs(o, packed);
     }
+    store(chunks - 1);
 }
 
 template <int kDk, int kGroups>

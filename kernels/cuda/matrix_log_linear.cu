@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     load_panels<kDk / 8, kThreads>(shared_address(stage.reads), args.prepared.reads + tile * kC * kDk, kDk, kC, kDk);
     load_panels<kDk / 8, kThreads>(shared_address(stage.removes), args.prepared.removes + tile * kC * kDk, kDk, kC,
                                    kDk);
-    load_panels<8, kThreads>(shared_address(stage.scores), args.prepared.scores + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(stage.scores), args.prepared.scores + tile * kC * kC);
     const int pair = static_cast<int>(threadIdx.x);  // 16 columns are two pieces: a thread copies one of V or of U~
     if (pair < 4 * kC) {
         const int at = pair / 4;

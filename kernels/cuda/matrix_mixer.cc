@@ -62,6 +62,7 @@ Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std:
     if (operand == Operand::kBf16) {
         const std::int64_t tiles = (rows + kChunkTokens - 1) / kChunkTokens * shape.heads;
         layout.prepared.triangle = carver.take<__nv_bfloat16>(tiles * kTile);
+        layout.prepared.rest = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.second = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.decays = carver.take<float>(tiles * 2 * kChunkTokens);
         if (shape.log_linear()) {
@@ -134,7 +135,25 @@ void check_shape(const MixerCall& call) {
         "use --device cpu for other shapes");
 }
 
-void write_outputs(const MixerCall& call, const float* block_summaries, void* out, bool after_summaries) {
+}  // namespace
+
+std::size_t matrix_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
+                                   std::int64_t first_block) {
+    return lay_out(shape, operand, rows, first_block, nullptr).bytes;
+}
+
+void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* out) {
+    check_shape(call);
+    if (blocks == 0) return;
+    const MixerShape& shape = call.shape;
+    const Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
+    const Walk walk{shape, call.inputs, layout.prepared, nullptr, call.first_block};
+    if (call.operand == Operand::kFp32) return launch_plain_summaries(walk, blocks, out, layout.states, call.stream);
+    launch_prepare(shape, call.inputs, layout.prepared, call.stream);
+    launch_summaries(walk, blocks, out, call.stream);
+}
+
+void matrix_outputs(const MixerCall& call, const float* block_summaries, void* out) {
     check_shape(call);
     if (call.inputs.rows == 0) return;
     const MixerShape& shape = call.shape;
@@ -156,38 +175,10 @@ void write_outputs(const MixerCall& call, const float* block_summaries, void* ou
     const Walk walk{shape,        call.inputs,   layout.prepared, layout.entering, call.first_block,
                     layout.slots, layout.partial};
     if (plain) return launch_plain_outputs(walk, static_cast<float*>(out), layout.states, call.stream);
-    const std::int64_t ready = after_summaries ? call.inputs.rows / kBlockTokens * kChunksPerBlock : 0;
-    launch_prepare(shape, call.inputs, (call.inputs.rows + kChunkTokens - 1) / kChunkTokens, true, ready,
-                   layout.prepared, call.stream);
+    if (!call.after_summaries) launch_prepare(shape, call.inputs, layout.prepared, call.stream);
     if (!shape.log_linear()) return launch_linear(walk, out, call.stream);
     launch_expand(walk, call.stream);
     launch_log_linear(walk, out, call.stream);
-}
-
-}  // namespace
-
-std::size_t matrix_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
-                                   std::int64_t first_block) {
-    return lay_out(shape, operand, rows, first_block, nullptr).bytes;
-}
-
-void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* out) {
-    check_shape(call);
-    if (blocks == 0) return;
-    const MixerShape& shape = call.shape;
-    const Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
-    const Walk walk{shape, call.inputs, layout.prepared};
-    if (call.operand == Operand::kFp32) return launch_plain_summaries(walk, blocks, out, layout.states, call.stream);
-    launch_prepare(shape, call.inputs, blocks * kChunksPerBlock, false, 0, layout.prepared, call.stream);
-    launch_summaries(walk, blocks, out, call.stream);
-}
-
-void matrix_outputs(const MixerCall& call, const float* block_summaries, void* out) {
-    write_outputs(call, block_summaries, out, false);
-}
-
-void matrix::outputs_after_summaries(const MixerCall& call, const float* block_summaries, void* out) {
-    write_outputs(call, block_summaries, out, true);
 }
 
 }  // namespace fenwick::cuda

@@ -10,15 +10,13 @@
 namespace fenwick::cuda::matrix {
 namespace {
 
-constexpr int kThreads = 128;
-
 template <int kDk>
 struct Shared {
     alignas(1024) unsigned char high[kDk * kDk * 2];  // panels of 64 columns, d_k rows each
     alignas(1024) unsigned char rest[kDk * kDk * 2];
 };
 
-template <int kDk>
+template <int kDk, int kThreads>
 __device__ __forceinline__ void load_transition(Shared<kDk>& s, const float* from) {
     __syncthreads();  // the last product is done with the tiles
     for (int i = static_cast<int>(threadIdx.x); i < kDk * kDk / 4; i += kThreads) {
@@ -61,9 +59,9 @@ __device__ __forceinline__ void apply_transition(Columns<kDk>& x, Columns<kDk>& 
 }
 
 // Slot `slot` of a block: its node carried through the younger ones. One slot (linear): each younger node's state is
-// added on the way, which is the sum of all that enter.
-template <int kDk>
-__global__ void __launch_bounds__(kThreads)
+// added on the way, which is the sum of all that enter. kGroups warpgroups share the transitions, 64 columns each.
+template <int kDk, int kGroups>
+__global__ void __launch_bounds__(128 * kGroups)
     enter(const Nodes nodes, int slots, bool linear, int heads, int dv, int tiles, float* to) {
     extern __shared__ __align__(1024) unsigned char raw[];
     Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw);
@@ -83,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
         left -= top;
     }
     const std::int64_t one = static_cast<std::int64_t>(kDk) * (kDk + dv);
-    const int first = 64 * tile + 16 * (static_cast<int>(threadIdx.x) / 32);
+    const int first = 64 * kGroups * tile + 16 * (static_cast<int>(threadIdx.x) / 32);
     Columns<kDk> x;
     int bit = top_bit(left);
     load_columns<kDk>(x, find_node(nodes, bit, done >> bit) + head * one + kDk * kDk, dv, first, dv);
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
     while (left != 0) {
         bit = top_bit(left);
         const float* node = find_node(nodes, bit, done >> bit) + head * one;
-        load_transition<kDk>(s, node);
+        load_transition<kDk, 128 * kGroups>(s, node);
         Columns<kDk> start;
         if (linear) {
             load_columns<kDk>(start, node + kDk * kDk, dv, first, dv);
@@ -106,15 +104,22 @@ __global__ void __launch_bounds__(kThreads)
     store_columns<kDk>(x, to + ((place * slots + slot) * heads + head) * kDk * dv, dv, first, dv);
 }
 
-template <int kDk>
+template <int kDk, int kGroups>
 void enter_launch(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
                   cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
-    const int tiles = static_cast<int>((shape.value_dim + 63) / 64);
-    allow_shared(enter<kDk>, kBytes);
-    enter<kDk><<<static_cast<unsigned>(blocks * slots * shape.heads * tiles), kThreads, kBytes, stream>>>(
+    constexpr int kColumns = 64 * kGroups;
+    const int tiles = static_cast<int>((shape.value_dim + kColumns - 1) / kColumns);
+    allow_shared(enter<kDk, kGroups>, kBytes);
+    enter<kDk, kGroups><<<static_cast<unsigned>(blocks * slots * shape.heads * tiles), 128 * kGroups, kBytes, stream>>>(
         nodes, slots, !shape.log_linear(), static_cast<int>(shape.heads), static_cast<int>(shape.value_dim), tiles, to);
     FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+template <int kDk>
+void pick(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to, cudaStream_t stream) {
+    shape.value_dim > 64 ? enter_launch<kDk, 2>(shape, nodes, blocks, slots, to, stream)
+                         : enter_launch<kDk, 1>(shape, nodes, blocks, slots, to, stream);
 }
 
 }  // namespace
@@ -122,8 +127,8 @@ void enter_launch(const MixerShape& shape, const Nodes& nodes, std::int64_t bloc
 void launch_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
                   cudaStream_t stream) {
     if (blocks == 0 || slots == 0) return;
-    shape.key_dim == 128 ? enter_launch<128>(shape, nodes, blocks, slots, to, stream)
-                         : enter_launch<64>(shape, nodes, blocks, slots, to, stream);
+    shape.key_dim == 128 ? pick<128>(shape, nodes, blocks, slots, to, stream)
+                         : pick<64>(shape, nodes, blocks, slots, to, stream);
 }
 
 }  // namespace fenwick::cuda::matrix

@@ -21,13 +21,14 @@ namespace fenwick::cuda::matrix {
 /// Bits that a block number may have.
 inline constexpr int kMaxBits = 40;
 
-/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero.
+/// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero. Of tiles [64, 64], all lower
+/// triangular, only the 16x16 blocks up to the diagonal are there (load_triangle): five eighths of the traffic.
 struct Prepared {
     __nv_bfloat16* triangle = nullptr;  ///< [tiles][64, 64] T
-    __nv_bfloat16* second = nullptr;  ///< [tiles][64, 64] for summaries what bf16 lost of T; for outputs P = (Q K^T) *
-                                      ///< D (linear) or P T (log-linear)
-    float* decays = nullptr;          ///< [tiles][2, 64] exp(G_i), exp(G_C - G_i)
-    // Log-linear outputs only.
+    __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of T
+    __nv_bfloat16* second = nullptr;    ///< [tiles][64, 64] P = (Q K^T) * D (linear) or P T (log-linear)
+    float* decays = nullptr;            ///< [tiles][2, 64] exp(G_i), exp(G_C - G_i)
+    // Log-linear only.
     __nv_bfloat16* scores = nullptr;   ///< [tiles][64, 64] lambda * (P T)
     __nv_bfloat16* removes = nullptr;  ///< [tiles][64, d_k] W~ (matrix_expand.cu)
     __nv_bfloat16* reads = nullptr;    ///< [tiles][64, d_k] Q~
@@ -63,9 +64,9 @@ struct Walk {
 /// Whether the log-linear read-out takes so many entering states in several passes.
 [[nodiscard]] bool needs_partial_sums(int slots);
 
-/// For summaries or for outputs. `ready_chunks`: outputs, linear: T of so many first chunks is already there.
-void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t chunks, bool outputs,
-                    std::int64_t ready_chunks, const Prepared& to, cudaStream_t stream);
+/// Prepares all chunks.
+void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream);
+/// Summaries of the shard's first blocks; the document's first block gets A = 0, for nothing is older.
 void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStream_t stream);
 /// Forms the nodes of `bit` from those of bit - 1; both operand types.
 void launch_combine(const MixerShape& shape, const Nodes& nodes, int bit, cudaStream_t stream);
@@ -83,9 +84,5 @@ void launch_plain_summaries(const Walk& walk, std::int64_t blocks, float* out, f
 void launch_plain_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
                         cudaStream_t stream);
 void launch_plain_outputs(const Walk& walk, float* out, float* states, cudaStream_t stream);
-
-/// As matrix_outputs (kernels/cuda/mixer_algebras.h), for a workspace that still holds what matrix_block_summaries of
-/// the same inputs left there: the linear read-out then takes T of the whole blocks from it. The same bits, less work.
-void outputs_after_summaries(const MixerCall& call, const float* block_summaries, void* out);
 
 }  // namespace fenwick::cuda::matrix

@@ -1,9 +1,10 @@
-// One thread block for one chunk of one head: D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D,
-// and for the log-linear read-out P T and lambda * (P T).
+// Per chunk and head D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D, and for the log-linear
+// read-out P T and lambda * (P T).
+//
+// A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of
+// one key head follow each other and share K and Q.
 //
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
-#include <type_traits>
-
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_inverse.cuh"
 #include "kernels/cuda/matrix_launch.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kLambdas = 7;  // levels inside a chunk
 constexpr double kLogDecayFloor = -1000.0;
+constexpr double kLog2E = 1.4426950408889634;
 
 struct Arguments {
     const bf16* q;
@@ -26,19 +28,57 @@ struct Arguments {
     std::int64_t q_stride, k_stride, decay_stride, beta_stride, lambda_stride, rows;
     int heads, heads_per_key, levels;
     Prepared to;
-    unsigned first_tile;
+    unsigned tiles, run;  // of a thread block
 };
 
-struct SharedLevels : Shared {
+/// What a tile needs of its tokens; two of them, for this tile and the next.
+struct Gates {
+    float2 cumulative[kC];  // G / ln 2 = x + y
+    float beta[kC];
+    float log_decay[kC];  // as it arrives
     float lambda[kC][kLambdas];
 };
+template <int kDk>
+struct Shared {
+    alignas(1024) unsigned char keys[kDk / 64 * kPanelBytes];
+    alignas(1024) unsigned char queries[kDk / 64 * kPanelBytes];
+    Solve solve;
+    Gates gates[2];
+};
 
-__device__ void store_tile(const unsigned char* from, bf16* to) {
+/// 2^x of x <= 0; results below 2^-126 become zero.
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The warp's 16 rows of a panel into its tile, up to the diagonal block.
+__device__ __forceinline__ void store_rows(const unsigned char* panel, int warp, bf16* tile) {
+    __syncwarp();
+    const int lane = lane_now();
+    const int piece = lane % 8;
+    if (piece / 2 <= warp) {
 #pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < kC * 8; i += kThreads) {
-        const int row = i / 8;
-        *reinterpret_cast<uint4*>(to + i * 8) =
-            *reinterpret_cast<const uint4*>(from + row * 128 + (((i % 8) ^ (row % 8)) * 16));
+        for (int i = 0; i < 4; ++i) {
+            const int row = 16 * warp + 4 * i + lane / 8;
+            *reinterpret_cast<uint4*>(tile + row * kC + piece * 8) =
+                *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row % 8)) * 16));
+        }
+    }
+    __syncwarp();
+}
+
+// P of the warp's rows, as the operand `p`, into the warp's rows of a panel.
+__device__ __forceinline__ void stage_operand(const std::uint32_t (&p)[4][4], unsigned char* panel, int warp) {
+    const int lane = lane_now();
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = panel_at(16 * warp + lane / 4 + (i % 2) * 8, 16 * block + (i / 2) * 8 + 2 * (lane % 4));
+            *reinterpret_cast<std::uint32_t*>(panel + at) = p[block][i];
+        }
     }
 }
 
@@ -46,20 +86,16 @@ __device__ __forceinline__ int chunk_level(int i, int j) {
     return 32 - __clz(i ^ j);
 }
 
-// P T and lambda * (P T) of rows [16 warp, 16 warp + 16): P from the accumulators that it was formed in, T from its
-// tile.
-__device__ __forceinline__ void weigh_scores(SharedLevels& s, const float (&p)[32], bf16* plain, bf16* weighed) {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    std::uint32_t a[4][4];
-#pragma unroll
-    for (int step = 0; step < 4; ++step) pack_step(p, step, a[step]);
+// P T and lambda * (P T) of the warp's rows: P as an operand, T from its tile.
+__device__ __forceinline__ void weigh_scores(Solve& s, const float (&lambda)[kC][kLambdas],
+                                             const std::uint32_t (&p)[4][4], int warp, bf16* plain, bf16* weighed) {
+    const int lane = lane_now();
     float scores[32];
     clear(scores);
     products_begin(scores);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        product_nn<64>(scores, a[step], shared_address(s.panels[2]), step * 16 * 128, kPanelBytes);
+        product_nn<64>(scores, p[step], shared_address(s.triangle[0]), step * 16 * 128, kPanelBytes);
     products_end(scores);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -70,18 +106,17 @@ __device__ __forceinline__ void weigh_scores(SharedLevels& s, const float (&p)[3
             const int at = panel_at(i, j);
             const float p0 = scores[4 * n + 2 * r];  // zero right of the diagonal: sums of zeros
             const float p1 = scores[4 * n + 2 * r + 1];
-            *reinterpret_cast<std::uint32_t*>(s.panels[0] + at) = pack(p0, p1);
-            *reinterpret_cast<std::uint32_t*>(s.panels[1] + at) =
-                pack(j <= i ? p0 * s.lambda[i][chunk_level(i, j)] : 0.0F,
-                     j < i ? p1 * s.lambda[i][chunk_level(i, j + 1)] : 0.0F);
+            *reinterpret_cast<std::uint32_t*>(s.lower[0] + at) = pack(p0, p1);
+            *reinterpret_cast<std::uint32_t*>(s.lower[1] + at) =
+                pack(j <= i ? p0 * lambda[i][chunk_level(i, j)] : 0.0F,
+                     j < i ? p1 * lambda[i][chunk_level(i, j + 1)] : 0.0F);
         }
     }
-    __syncthreads();
-    store_tile(s.panels[0], plain);
-    store_tile(s.panels[1], weighed);
+    store_rows(s.lower[0], warp, plain);
+    store_rows(s.lower[1], warp, weighed);
 }
 
-// c += M K^T for the warp's 16 rows of a tile M.
+// Issues c += M K^T for the warp's 16 rows of a tile M.
 template <int kDk>
 __device__ __forceinline__ void multiply_keys(float (&c)[32], std::uint32_t tile, std::uint32_t keys, int warp) {
 #pragma unroll
@@ -96,159 +131,219 @@ __device__ __forceinline__ void multiply_keys(float (&c)[32], std::uint32_t tile
     }
 }
 
-// What a launch is for: summaries (T and its rest), outputs whose T the summaries left in the workspace (P), outputs (T
-// and P), outputs over levels (T, P T, lambda * (P T)).
-enum class Purpose { kSummaries, kScores, kOutputs, kLevels };
-
-template <int kDk, Purpose kPurpose>
-__global__ void __launch_bounds__(kThreads, kPurpose == Purpose::kSummaries || kPurpose == Purpose::kScores ? 5 : 4)
-    prepare(const Arguments args) {
-    constexpr bool kOutputs = kPurpose != Purpose::kSummaries;
-    constexpr bool kLevels = kPurpose == Purpose::kLevels;
-    constexpr bool kTriangle = kPurpose != Purpose::kScores;
-    extern __shared__ __align__(1024) unsigned char raw[];
-    using Memory = std::conditional_t<kLevels, SharedLevels, Shared>;
-    Memory& s = *reinterpret_cast<Memory*>(raw);
-    const unsigned number = args.first_tile + blockIdx.x;  // 32-bit divisions
-    const std::int64_t tile = number;
-    const int head = static_cast<int>(number % static_cast<unsigned>(args.heads));
-    const std::int64_t first = static_cast<std::int64_t>(number / static_cast<unsigned>(args.heads)) * kC;
-    const std::int64_t left = args.rows - first;
-    const int rows = left < kC ? static_cast<int>(left) : kC;
-    const int key_head = head / args.heads_per_key;
-    const int tid = static_cast<int>(threadIdx.x);
-    const int warp = tid / 32;
-    const int lane = tid % 32;
-    const std::uint32_t keys = shared_address(s.panels[0]);
-    const std::uint32_t queries = keys + kDk / 64 * kPanelBytes;
-    load_panels<kDk / 8, kThreads>(keys, args.k + first * args.k_stride + key_head * kDk, args.k_stride, rows, kDk);
-    if (kOutputs) {
-        load_panels<kDk / 8, kThreads>(queries, args.q + first * args.q_stride + key_head * kDk, args.q_stride, rows,
-                                       kDk);
-    }
-    copies_commit();
-
-    if (warp == 0) {  // two tokens a lane
-        double g[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int i = 2 * lane + e;
-            const double step = i < rows ? args.log_decay[(first + i) * args.decay_stride + head] : 0.0F;
-            g[e] = step < kLogDecayFloor ? kLogDecayFloor : step;
-            s.beta[i] = i < rows ? args.beta[(first + i) * args.beta_stride + head] : 0.0F;
-        }
-        double sum = g[0] + g[1];
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            const double other = __shfl_up_sync(0xFFFFFFFFU, sum, d);
-            if (lane >= d) sum += other;
-        }
-        double before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
-        if (lane == 0) before = 0.0;
-        const double all = __shfl_sync(0xFFFFFFFFU, sum, 31);
-        float* decays = args.to.decays + tile * 2 * kC;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const double at = e == 0 ? before + g[0] : before + g[0] + g[1];
-            const float high = static_cast<float>(at);
-            s.cumulative[2 * lane + e] = make_float2(high, static_cast<float>(at - high));
-            decays[2 * lane + e] = expf(high);
-            decays[kC + 2 * lane + e] = expf(static_cast<float>(all - at));
-        }
-    } else if constexpr (kLevels) {
-        for (int i = tid - 32; i < kC * kLambdas; i += kThreads - 32) {
-            const int row = i / kLambdas;
-            const int level = min(i % kLambdas, args.levels - 1);
-            s.lambda[row][i % kLambdas] =
-                row < rows ? args.lambda[(first + row) * args.lambda_stride + head * args.levels + level] : 0.0F;
-        }
-    }
-    copies_wait<0>();
-    publish_shared();
-    __syncthreads();
-
-    float kk[32];
-    float qk[32];
-    clear(kk);
-    clear(qk);
-    if (kTriangle) multiply_keys<kDk>(kk, keys, keys, warp);
-    if (kOutputs) multiply_keys<kDk>(qk, queries, keys, warp);
-
-    __syncthreads();  // K and Q have been read
+// Decays of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand.
+template <int kWarp>
+__device__ __forceinline__ void apply_decays(Solve& s, const Gates& gates, const float (&kk)[32], const float (&qk)[32],
+                                             std::uint32_t (&p)[4][4]) {
+    const int lane = lane_now();
+    float2 at[2];
+    float beta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int row = lane / 4 + 8 * r;
-        const int i = 16 * warp + row;
-        const float2 at = s.cumulative[i];
-        const float beta = s.beta[i];
+        at[r] = gates.cumulative[16 * kWarp + lane / 4 + 8 * r];
+        beta[r] = gates.beta[16 * kWarp + lane / 4 + 8 * r];
+    }
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            float l[2] = {0.0F, 0.0F};
-            float p[2] = {0.0F, 0.0F};
-            const int column = 8 * n + 2 * (lane % 4);
-            if (n <= 2 * warp + 1) {
-                const float4 from = *reinterpret_cast<const float4*>(s.cumulative + column);
-                const float d[2] = {__expf((at.x - from.x) + (at.y - from.y)),
-                                    __expf((at.x - from.z) + (at.y - from.w))};
+    for (int n = 0; n < 8; ++n) {
+        const int block = n / 2;
+        if (block > kWarp) {
+            p[block][n % 2 * 2] = p[block][n % 2 * 2 + 1] = 0;
+            continue;
+        }
+        const int column = 8 * n + 2 * (lane % 4);
+        const float4 from = *reinterpret_cast<const float4*>(gates.cumulative + column);
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    if (column + e < i) l[e] = beta * kk[4 * n + 2 * r + e] * d[e];
-                    if (column + e <= i) p[e] = qk[4 * n + 2 * r + e] * d[e];
-                }
+        for (int r = 0; r < 2; ++r) {
+            const int row = lane / 4 + 8 * r;  // of the block
+            const float d0 = exp2_of((at[r].x - from.x) + (at[r].y - from.y));
+            const float d1 = exp2_of((at[r].x - from.z) + (at[r].y - from.w));
+            float l0 = beta[r] * kk[4 * n + 2 * r] * d0;
+            float l1 = beta[r] * kk[4 * n + 2 * r + 1] * d1;
+            float p0 = qk[4 * n + 2 * r] * d0;
+            float p1 = qk[4 * n + 2 * r + 1] * d1;
+            if (block == kWarp) {  // the exponents right of the diagonal may be positive: nothing of them is used
+                const int of_block = column - 16 * kWarp;
+                if (of_block >= row) l0 = 0.0F;
+                if (of_block + 1 >= row) l1 = 0.0F;
+                if (of_block > row) p0 = 0.0F;
+                if (of_block + 1 > row) p1 = 0.0F;
+                *reinterpret_cast<float2*>(diagonal_block(s, kWarp) + row * kPitch + of_block) = make_float2(l0, l1);
+            } else {
+                store_split(s.lower[0], s.lower[1], panel_at(16 * kWarp + row, column), l0, l1);
             }
-            qk[4 * n + 2 * r] = p[0];
-            qk[4 * n + 2 * r + 1] = p[1];
-            if (!kTriangle) {
-                // only P is wanted
-            } else if (n / 2 == warp) {
-                *reinterpret_cast<float2*>(diagonal_block(s, warp) + row * kPitch + column - 16 * warp) =
-                    make_float2(l[0], l[1]);
-            } else if (n / 2 < warp) {
-                store_split(s.panels[0], s.panels[1], i, column, l[0], l[1]);
-            }
-            if (kOutputs) *reinterpret_cast<std::uint32_t*>(s.panels[3] + panel_at(i, column)) = pack(p[0], p[1]);
+            p[block][n % 2 * 2 + r] = pack(p0, p1);
         }
     }
-    if constexpr (kTriangle) {
-        __syncwarp();
-        invert_diagonal(s, warp);
-        __syncthreads();
-        solve_rows(s, warp, kOutputs ? nullptr : s.panels[3]);
-        publish_shared();
-    }
-    __syncthreads();
-    if (kTriangle) store_tile(s.panels[2], args.to.triangle + tile * kC * kC);
-    if (!kLevels) store_tile(s.panels[3], args.to.second + tile * kC * kC);
-    if constexpr (kLevels) weigh_scores(s, qk, args.to.second + tile * kC * kC, args.to.scores + tile * kC * kC);
 }
 
-template <int kDk, Purpose kPurpose>
-void launch(const Arguments& args, std::int64_t tiles, cudaStream_t stream) {
-    constexpr int kBytes = static_cast<int>(kPurpose == Purpose::kLevels ? sizeof(SharedLevels) : sizeof(Shared));
-    if (tiles == 0) return;
-    allow_shared(prepare<kDk, kPurpose>, kBytes);
-    prepare<kDk, kPurpose><<<static_cast<unsigned>(tiles), kThreads, kBytes, stream>>>(args);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+// G, and exp(G) and the like into `decays`; two tokens a lane of one warp, which copied the log decays itself.
+__device__ __forceinline__ void sum_decays(Gates& gates, float* decays) {
+    const int lane = lane_now();
+    double g[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const double step = gates.log_decay[2 * lane + e];
+        g[e] = step < kLogDecayFloor ? kLogDecayFloor : step;
+    }
+    double sum = g[0] + g[1];
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const double other = __shfl_up_sync(0xFFFFFFFFU, sum, d);
+        if (lane >= d) sum += other;
+    }
+    double before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
+    if (lane == 0) before = 0.0;
+    const double all = __shfl_sync(0xFFFFFFFFU, sum, 31);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const double at = e == 0 ? before + g[0] : before + g[0] + g[1];
+        const double at2 = at * kLog2E;
+        const float high = static_cast<float>(at2);
+        gates.cumulative[2 * lane + e] = make_float2(high, static_cast<float>(at2 - high));
+        decays[2 * lane + e] = expf(static_cast<float>(at));
+        decays[kC + 2 * lane + e] = expf(static_cast<float>(all - at));
+    }
+}
+
+/// Where a tile lies.
+struct Place {
+    std::int64_t first;  // row
+    int rows, head, key_head;
+};
+__device__ __forceinline__ Place place_of(const Arguments& args, unsigned tile) {
+    const auto heads = static_cast<unsigned>(args.heads);  // 32-bit divisions
+    Place place;
+    place.first = opaque(static_cast<std::int64_t>(tile / heads) * kC);
+    place.rows = static_cast<int>(min(static_cast<std::int64_t>(kC), args.rows - place.first));
+    place.head = static_cast<int>(tile % heads);
+    place.key_head = place.head / args.heads_per_key;
+    return place;
 }
 
 template <int kDk>
-void launch_all(Arguments args, std::int64_t tiles, bool outputs, std::int64_t ready_tiles, cudaStream_t stream) {
-    if (!outputs) return launch<kDk, Purpose::kSummaries>(args, tiles, stream);
-    if (args.lambda != nullptr) return launch<kDk, Purpose::kLevels>(args, tiles, stream);
-    launch<kDk, Purpose::kScores>(args, ready_tiles, stream);
-    args.first_tile = static_cast<unsigned>(ready_tiles);
-    launch<kDk, Purpose::kOutputs>(args, tiles - ready_tiles, stream);
+__device__ __forceinline__ void load_rows(const Arguments& args, Shared<kDk>& s, const Place& place) {
+    load_panels<kDk / 8, kThreads>(shared_address(s.keys), args.k + place.first * args.k_stride + place.key_head * kDk,
+                                   args.k_stride, place.rows, kDk);
+    load_panels<kDk / 8, kThreads>(shared_address(s.queries),
+                                   args.q + place.first * args.q_stride + place.key_head * kDk, args.q_stride,
+                                   place.rows, kDk);
+}
+
+// The first warp copies what it sums itself.
+template <bool kLevels>
+__device__ __forceinline__ void load_gates(const Arguments& args, Gates& gates, const Place& place) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if (tid < 32) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int i = 2 * tid + e;
+            const bool valid = i < place.rows;
+            const std::int64_t row = place.first + (valid ? i : 0);
+            copy_4(shared_address(&gates.log_decay[i]), args.log_decay + row * args.decay_stride + place.head, valid);
+            copy_4(shared_address(&gates.beta[i]), args.beta + row * args.beta_stride + place.head, valid);
+        }
+    } else if (kLevels) {
+        for (int i = tid - 32; i < kC * kLambdas; i += kThreads - 32) {
+            const int at = i / kLambdas;
+            const int level = min(i % kLambdas, args.levels - 1);
+            const bool valid = at < place.rows;
+            copy_4(
+                shared_address(&gates.lambda[at][i % kLambdas]),
+                args.lambda + (place.first + (valid ? at : 0)) * args.lambda_stride + place.head * args.levels + level,
+                valid);
+        }
+    }
+}
+
+template <int kDk, bool kLevels>
+__global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
+    extern __shared__ __align__(1024) unsigned char raw[];
+    Shared<kDk>& s = *reinterpret_cast<Shared<kDk>*>(raw);
+    Solve& solve = s.solve;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const unsigned first = blockIdx.x * args.run;
+    const unsigned end = min(args.tiles, first + args.run);
+    const auto decays_of = [&](unsigned tile) { return args.to.decays + static_cast<std::int64_t>(tile) * 2 * kC; };
+    Place place = place_of(args, first);
+    load_rows(args, s, place);
+    load_gates<kLevels>(args, s.gates[0], place);
+    copies_commit();
+    if (warp == 0) {
+        copies_wait<0>();
+        sum_decays(s.gates[0], decays_of(first));
+    }
+    for (unsigned tile = first; tile < end; ++tile) {
+        Gates& gates = s.gates[(tile - first) % 2];
+        Gates& next_gates = s.gates[(tile - first + 1) % 2];
+        const bool last = tile + 1 == end;
+        copies_wait<0>();
+        publish_shared();
+        __syncthreads();  // this tile's rows and G are there, and everyone is done with the tile before
+        std::uint32_t p[4][4];
+        {
+            float kk[32];
+            float qk[32];
+            clear(kk);
+            clear(qk);
+            multiply_keys<kDk>(kk, shared_address(s.keys), shared_address(s.keys), warp);
+            multiply_keys<kDk>(qk, shared_address(s.queries), shared_address(s.keys), warp);
+            __syncthreads();  // K and Q have been read
+            if (!last) {
+                const Place next = place_of(args, tile + 1);
+                if (next.first != place.first || next.key_head != place.key_head) load_rows(args, s, next);
+                load_gates<kLevels>(args, next_gates, next);
+                copies_commit();
+                place = next;
+            }
+            if (warp == 0) apply_decays<0>(solve, gates, kk, qk, p);
+            if (warp == 1) apply_decays<1>(solve, gates, kk, qk, p);
+            if (warp == 2) apply_decays<2>(solve, gates, kk, qk, p);
+            if (warp == 3) apply_decays<3>(solve, gates, kk, qk, p);
+        }
+        __syncwarp();
+        invert_diagonal(solve, warp);
+        __syncthreads();
+        if (warp == 0) solve_rows<0>(solve, gates.beta);
+        if (warp == 1) solve_rows<1>(solve, gates.beta);
+        if (warp == 2) solve_rows<2>(solve, gates.beta);
+        if (warp == 3) solve_rows<3>(solve, gates.beta);
+        const std::int64_t at = static_cast<std::int64_t>(tile) * kC * kC;
+        store_rows(solve.triangle[0], warp, args.to.triangle + at);
+        store_rows(solve.triangle[1], warp, args.to.rest + at);
+        if constexpr (kLevels) {
+            publish_shared();
+            __syncthreads();
+            weigh_scores(solve, gates.lambda, p, warp, args.to.second + at, args.to.scores + at);
+        } else {
+            stage_operand(p, solve.triangle[0], warp);
+            store_rows(solve.triangle[0], warp, args.to.second + at);
+        }
+        if (warp == 0 && !last) {  // the warp with the least to do
+            copies_wait<0>();
+            sum_decays(next_gates, decays_of(tile + 1));
+        }
+    }
+}
+
+template <int kDk, bool kLevels>
+void launch(Arguments args, cudaStream_t stream) {
+    constexpr int kBytes = static_cast<int>(sizeof(Shared<kDk>));
+    allow_shared(prepare<kDk, kLevels>, kBytes);
+    const auto places = static_cast<unsigned>(3 * multiprocessors());
+    args.run = (args.tiles + places - 1) / places;
+    prepare<kDk, kLevels><<<(args.tiles + args.run - 1) / args.run, kThreads, kBytes, stream>>>(args);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
 
-void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int64_t chunks, bool outputs,
-                    std::int64_t ready_chunks, const Prepared& to, cudaStream_t stream) {
+void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream) {
+    const bool levels = shape.log_linear();
     const Arguments args{static_cast<const bf16*>(inputs.q),
                          static_cast<const bf16*>(inputs.k),
                          inputs.log_decay,
                          inputs.beta,
-                         shape.log_linear() ? inputs.lambda : nullptr,
+                         levels ? inputs.lambda : nullptr,
                          inputs.q_stride,
                          inputs.k_stride,
                          inputs.decay_stride,
@@ -259,11 +354,13 @@ void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, std::int
                          static_cast<int>(shape.heads / shape.key_heads),
                          static_cast<int>(shape.levels),
                          to,
-                         0};
-    const std::int64_t tiles = chunks * shape.heads;
-    const std::int64_t ready = ready_chunks * shape.heads;
-    shape.key_dim == 128 ? launch_all<128>(args, tiles, outputs, ready, stream)
-                         : launch_all<64>(args, tiles, outputs, ready, stream);
+                         static_cast<unsigned>((inputs.rows + kC - 1) / kC * shape.heads),
+                         1};
+    if (shape.key_dim == 128) {
+        levels ? launch<128, true>(args, stream) : launch<128, false>(args, stream);
+    } else {
+        levels ? launch<64, true>(args, stream) : launch<64, false>(args, stream);
+    }
 }
 
 }  // namespace fenwick::cuda::matrix

@@ -19,43 +19,107 @@ __device__ __forceinline__ constexpr int step_offset(int step) {
     return (step / 4) * kPanelBytes + (step % 4) * 32;
 }
 
-/// y^T [16, 64] = X^T M^T for a tile M [64, d_k] (keys or queries). Products are issued kGroup steps at a time: the
-/// operands of a group are registers.
-template <int kDk, int kGroup>
-__device__ __forceinline__ void read_state(const Columns<kDk>& x, std::uint32_t tile, float (&y)[32]) {
-    clear(y);
+/// Operands of so many steps of 16 state rows make a group of products; while one is multiplied the next is rounded.
+inline constexpr int kGroup = 2;
+
+/// X is about to be rounded while products run: without this wait, which never waits, ptxas takes X for unfinished
+/// (what earlier products left it with came around the loop) and puts a real one between the groups.
+template <int kDk>
+__device__ __forceinline__ void settle(Columns<kDk>& x) {
+    products_wait<0>();
+    keep(x);
+}
+
+/// Issues y += X^T M^T for every tile M [64, d_k] (keys or queries) of a list, one group after the other; the last may
+/// still run on return. `issue(step, a)` issues the products of one step of 16 state rows, whose operand is `a`.
+template <int kDk, class Issue>
+__device__ __forceinline__ void issue_reads(Columns<kDk>& x, const Issue& issue) {
+    settle<kDk>(x);
+    std::uint32_t a[2][kGroup][4];
 #pragma unroll
-    for (int first = 0; first < kDk / 16; first += kGroup) {
-        std::uint32_t a[kGroup][4];
+    for (int group = 0; group < kDk / 16 / kGroup; ++group) {
+        if (group >= 2) products_wait<1>();  // the group before the last has read its operands
 #pragma unroll
-        for (int step = 0; step < kGroup; ++step) pack_step(x, first + step, a[step]);
-        products_begin(y);
+        for (int i = 0; i < kGroup; ++i) pack_step(x, group * kGroup + i, a[group % 2][i]);
+        products_fence();
 #pragma unroll
-        for (int step = 0; step < kGroup; ++step) product_nt<64>(y, a[step], tile, step_offset(first + step));
-        products_end(y);
+        for (int i = 0; i < kGroup; ++i) issue(group * kGroup + i, a[group % 2][i]);
+        products_commit();
     }
 }
-/// The same with X as the sum of two bf16 numbers.
-template <int kDk, int kGroup>
-__device__ __forceinline__ void read_state_split(const Columns<kDk>& x, std::uint32_t tile, float (&y)[32]) {
+
+/// Nothing to do while products run.
+struct Idle {
+    __device__ __forceinline__ void operator()() const {}
+};
+
+/// y^T [16, 64] = X^T M^T for a tile M [64, d_k] (keys or queries). `meanwhile` is done while the products run.
+template <int kDk, class Meanwhile = Idle>
+__device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t tile, float (&y)[32],
+                                           const Meanwhile& meanwhile = {}) {
     clear(y);
+    keep(y);
+    issue_reads<kDk>(x, [&](int step, const std::uint32_t(&a)[4]) { product_nt<64>(y, a, tile, step_offset(step)); });
+    meanwhile();
+    products_wait<0>();
+    keep(y);
+}
+/// The same for keys (into `y`) and, after them, queries (into `o`): on return `y` is there, while `o`'s products, the
+/// last group, may still run and read `a`.
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t keys, float (&y)[32], std::uint32_t queries,
+                                           float (&o)[32], std::uint32_t (&a)[kDk / 16][4],
+                                           const Meanwhile& meanwhile) {
+    settle<kDk>(x);
+    clear(y);
+    clear(o);
+    keep(y);
+    keep(o);
 #pragma unroll
-    for (int first = 0; first < kDk / 16; first += kGroup) {
-        std::uint32_t a[kGroup][4];
-        std::uint32_t rest[kGroup][4];
-#pragma unroll
-        for (int step = 0; step < kGroup; ++step) {
-            pack_step(x, first + step, a[step]);
-            pack_rest(x, first + step, a[step], rest[step]);
-        }
-        products_begin(y);
-#pragma unroll
-        for (int step = 0; step < kGroup; ++step) {
-            product_nt<64>(y, rest[step], tile, step_offset(first + step));
-            product_nt<64>(y, a[step], tile, step_offset(first + step));
-        }
-        products_end(y);
+    for (int step = 0; step < kDk / 16; ++step) {
+        pack_step(x, step, a[step]);
+        if (step % 2 == 0) continue;
+        products_fence();
+        product_nt<64>(y, a[step - 1], keys, step_offset(step - 1));
+        product_nt<64>(y, a[step], keys, step_offset(step));
     }
+    products_commit();
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < kDk / 16; ++step) product_nt<64>(o, a[step], queries, step_offset(step));
+    products_commit();
+    meanwhile();
+    products_wait<1>();
+    keep(y);
+}
+/// The same with X as the sum of two bf16 numbers.
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void read_state_split(Columns<kDk>& x, std::uint32_t tile, float (&y)[32],
+                                                 const Meanwhile& meanwhile) {
+    settle<kDk>(x);
+    clear(y);
+    keep(y);
+    std::uint32_t a[2][kGroup][4];
+    std::uint32_t rest[2][kGroup][4];
+#pragma unroll
+    for (int group = 0; group < kDk / 16 / kGroup; ++group) {
+        if (group >= 2) products_wait<1>();
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+            pack_step(x, group * kGroup + i, a[group % 2][i]);
+            pack_rest(x, group * kGroup + i, a[group % 2][i], rest[group % 2][i]);
+        }
+        products_fence();
+#pragma unroll
+        for (int i = 0; i < kGroup; ++i) {
+            product_nt<64>(y, rest[group % 2][i], tile, step_offset(group * kGroup + i));
+            product_nt<64>(y, a[group % 2][i], tile, step_offset(group * kGroup + i));
+        }
+        products_commit();
+    }
+    meanwhile();
+    products_wait<0>();
+    keep(y);
 }
 
 /// u += r M^T for a lower triangular tile M [64, 64] (T or P), inside a group of products.
@@ -101,17 +165,26 @@ __device__ __forceinline__ void negate(float (&r)[32]) {
     for (int i = 0; i < 32; ++i) r[i] = -r[i];
 }
 
-/// X^T = keep * X^T + u K, u [16, 64] as an operand.
 template <int kDk>
-__device__ __forceinline__ void write_state(Columns<kDk>& x, float keep, const std::uint32_t (&u)[4][4],
-                                            std::uint32_t keys) {
+__device__ __forceinline__ void scale_state(Columns<kDk>& x, float keep) {
 #pragma unroll
     for (float& value : x) value *= keep;
-    products_begin(x);
+}
+/// X^T += u K, u [16, 64] as an operand, inside a group of products.
+template <int kDk>
+__device__ __forceinline__ void add_to_state(Columns<kDk>& x, const std::uint32_t (&u)[4][4], std::uint32_t keys) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
         product_nn<kDk>(x, u[step], keys, step * 16 * 128, kPanelBytes);
     }
+}
+/// X^T = keep * X^T + u K.
+template <int kDk>
+__device__ __forceinline__ void write_state(Columns<kDk>& x, float keep, const std::uint32_t (&u)[4][4],
+                                            std::uint32_t keys) {
+    scale_state<kDk>(x, keep);
+    products_begin(x);
+    add_to_state<kDk>(x, u, keys);
     products_end(x);
 }
 

@@ -2,6 +2,13 @@
 //
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
 // T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
+//
+// Decays make A vanish within a block more often than not: once no element of a thread block's columns reaches
+// kVanished they are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied
+// to, 2^-40 of one rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks
+// or passes.
+#include <algorithm>
+
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_launch.h"
 #include "kernels/cuda/matrix_plan.h"
@@ -12,12 +19,16 @@ namespace fenwick::cuda::matrix {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr float kVanished = 0x1p-64F;
+constexpr int kLookEvery = 4;  // chunks
 
 struct Arguments {
     const bf16* k;
     const bf16* v;
     std::int64_t k_stride, v_stride;
-    int heads, heads_per_key, value_dim, tiles;
+    int heads, heads_per_key, value_dim;
+    unsigned pairs, group;  // of blocks and heads
+    bool starts_document;
     Prepared prepared;
     float* out;
 };
@@ -38,9 +49,9 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     const std::int64_t row = opaque(chunk * kC);
     load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
                                    args.k_stride, kC, kDk);
-    load_panels<8, kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC, kC, kC, kC);
+    load_triangle<kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC);
     if (transition) {
-        load_panels<8, kThreads>(shared_address(stage.other), args.prepared.second + tile * kC * kC, kC, kC, kC);
+        load_triangle<kThreads>(shared_address(stage.other), args.prepared.rest + tile * kC * kC);
     } else {
         load_panels<8, kThreads>(shared_address(stage.other),
                                  args.v + row * args.v_stride + head * args.value_dim + first_column, args.v_stride, kC,
@@ -53,10 +64,11 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk>& st
     copies_commit();
 }
 
-template <int kDk>
-__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk>& stage, const Meanwhile& meanwhile) {
+    const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state_split<kDk, 2>(x, shared_address(stage.k), y);
+    read_state_split<kDk>(x, keys, y, meanwhile);
     negate(y);
     scale_tokens(y, stage.decays);
     std::uint32_t a[4][4];
@@ -69,19 +81,26 @@ __device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk
     add_triangle(rest, shared_address(stage.triangle), y);
     add_triangle(a, shared_address(stage.other), y);
     add_triangle(a, shared_address(stage.triangle), y);
-    products_end(y);
+    products_commit();
+    scale_state<kDk>(x, stage.decays[kC - 1]);
+    products_wait<0>();
+    keep(y);
     scale_tokens(y, stage.decays + kC);
     pack_tokens(y, a);
 #pragma unroll
     for (int step = 0; step < 4; ++step) pack_rest(y, step, a[step], rest[step]);
-    write_state<kDk>(x, stage.decays[kC - 1], rest, shared_address(stage.k));
-    write_state<kDk>(x, 1.0F, a, shared_address(stage.k));
+    products_begin(x);
+    add_to_state<kDk>(x, rest, keys);
+    add_to_state<kDk>(x, a, keys);
+    products_end(x);
 }
 
-template <int kDk>
-__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp) {
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp,
+                                           const Meanwhile& meanwhile) {
+    const std::uint32_t keys = shared_address(stage.k);
     float y[32];
-    read_state<kDk, 4>(x, shared_address(stage.k), y);
+    read_state<kDk>(x, keys, y, meanwhile);
     scale_tokens(y, stage.decays);
     subtract_from_values(y, shared_address(stage.other), static_cast<std::uint32_t>(32 * warp));
     std::uint32_t a[4][4];
@@ -89,28 +108,57 @@ __device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& st
     clear(y);
     products_begin(y);
     add_triangle(a, shared_address(stage.triangle), y);
-    products_end(y);
+    products_commit();
+    scale_state<kDk>(x, stage.decays[kC - 1]);
+    products_wait<0>();
+    keep(y);
     scale_tokens(y, stage.decays + kC);
     pack_tokens(y, a);
-    write_state<kDk>(x, stage.decays[kC - 1], a, shared_address(stage.k));
+    products_begin(x);
+    add_to_state<kDk>(x, a, keys);
+    products_end(x);
+}
+
+/// Whether no element of the thread block's columns, which then become zeros, reaches kVanished. NaN does.
+template <int kDk>
+__device__ __forceinline__ bool vanished(Columns<kDk>& x) {
+    bool reached = false;
+#pragma unroll
+    for (const float value : x) reached |= !(fabsf(value) < kVanished);
+    if (__syncthreads_or(reached ? 1 : 0) != 0) return false;
+    copies_wait<0>();
+    clear(x);
+    return true;
 }
 
 template <int kDk>
 __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
     auto* stages = reinterpret_cast<Stage<kDk>*>(raw);
-    const unsigned work = blockIdx.x;  // 32-bit divisions
-    const auto tiles = static_cast<unsigned>(args.tiles);
+    // Pairs come in groups of about what the GPU holds at once; a group's transitions, which take longer, go first.
+    constexpr unsigned kTransitions = kDk / 64;
+    const unsigned states = (static_cast<unsigned>(args.value_dim) + 63) / 64;
+    const unsigned before = blockIdx.x / (args.group * (kTransitions + states)) * args.group;
+    unsigned work = blockIdx.x % (args.group * (kTransitions + states));
+    const unsigned transitions = min(args.group, args.pairs - before) * kTransitions;
+    const bool transition = work < transitions;
+    if (!transition) work -= transitions;
+    const unsigned tiles = transition ? kTransitions : states;
+    const unsigned pair = before + work / tiles;
     const auto heads = static_cast<unsigned>(args.heads);
-    const int tile = static_cast<int>(work % tiles);
-    const int head = static_cast<int>(work / tiles % heads);
-    const std::int64_t block = work / tiles / heads;
-    const bool transition = tile < kDk / 64;
-    const int first_column = 64 * (transition ? tile : tile - kDk / 64);
+    const int head = static_cast<int>(pair % heads);
+    const std::int64_t block = pair / heads;
+    const int first_column = 64 * static_cast<int>(work % tiles);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int dv = args.value_dim;
+    float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
 
     Columns<kDk> x;
+    if (transition && block == 0 && args.starts_document) {  // nothing is older
+        clear(x);
+        return store_columns<kDk>(x, out, kDk, first_column + 16 * warp, kDk);
+    }
 #pragma unroll
     for (int i = 0; i < kDk / 2; ++i) {
         const int column = first_column + 16 * warp + lane / 4 + (i % 4 / 2) * 8;
@@ -121,15 +169,17 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
         copies_wait<0>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
-        if (c + 1 < kC) load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        const auto load_next = [&] {
+            if (c + 1 == kC) return;
+            load_stage<kDk>(args, stages[(c + 1) % 2], block * kC + c + 1, head, transition, first_column);
+        };
         if (transition) {
-            step_transition<kDk>(x, stages[c % 2]);
+            step_transition<kDk>(x, stages[c % 2], load_next);
+            if (c % kLookEvery == kLookEvery - 1 && vanished<kDk>(x)) break;
         } else {
-            step_state<kDk>(x, stages[c % 2], warp);
+            step_state<kDk>(x, stages[c % 2], warp, load_next);
         }
     }
-    const int dv = args.value_dim;
-    float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
     if (transition) {
         store_columns<kDk>(x, out, kDk, first_column + 16 * warp, kDk);
     } else {
@@ -138,10 +188,13 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
 }
 
 template <int kDk>
-void launch(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
+void launch(Arguments args, cudaStream_t stream) {
     constexpr int kBytes = static_cast<int>(2 * sizeof(Stage<kDk>));
     allow_shared(summarise<kDk>, kBytes);
-    summarise<kDk><<<static_cast<unsigned>(blocks * args.heads * args.tiles), kThreads, kBytes, stream>>>(args);
+    const unsigned tiles = static_cast<unsigned>(kDk + args.value_dim + 63) / 64;
+    const unsigned held = std::max(1U, static_cast<unsigned>(3 * multiprocessors()) / tiles);
+    args.group = args.pairs <= 2 * held ? args.pairs : held;
+    summarise<kDk><<<args.pairs * tiles, kThreads, kBytes, stream>>>(args);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -156,10 +209,12 @@ void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStr
                          static_cast<int>(shape.heads),
                          static_cast<int>(shape.heads / shape.key_heads),
                          static_cast<int>(shape.value_dim),
-                         static_cast<int>(shape.key_dim / 64 + (shape.value_dim + 63) / 64),
+                         static_cast<unsigned>(blocks * shape.heads),
+                         1,
+                         walk.first_block == 0,
                          walk.prepared,
                          out};
-    shape.key_dim == 128 ? launch<128>(args, blocks, stream) : launch<64>(args, blocks, stream);
+    shape.key_dim == 128 ? launch<128>(args, stream) : launch<64>(args, stream);
 }
 
 }  // namespace fenwick::cuda::matrix

@@ -110,6 +110,26 @@ __device__ __forceinline__ void load_panels(std::uint32_t to, const bf16* from, 
     }
 }
 
+/// A lower triangular tile [64, 64] that lies row by row, of which only the 16x16 blocks up to the diagonal are written
+/// and read (matrix_plan.h): zeros right of them.
+template <int kThreads>
+__device__ __forceinline__ void load_triangle(std::uint32_t to, const bf16* from) {
+    static_assert(kThreads % 8 == 0);
+    constexpr int kStep = kThreads / 8;
+    const int piece = static_cast<int>(threadIdx.x) % 8;
+    int row = static_cast<int>(threadIdx.x) / 8;
+    const bf16* mine = from + row * kC + piece * 8;
+    std::uint32_t at = swizzled(to + static_cast<std::uint32_t>(row * 128 + piece * 16));
+#pragma unroll
+    for (int first = 0; first < kC; first += kStep) {
+        if (kC % kStep != 0 && row >= kC) break;
+        copy_16(at, mine, piece / 2 <= row / 16);
+        mine += kStep * kC;
+        at += kStep * 128;
+        row += kStep;
+    }
+}
+
 // ---- products ------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void ldmatrix(std::uint32_t (&r)[4], std::uint32_t address) {
@@ -166,6 +186,13 @@ __device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
     return x;
 }
 
+/// The thread's lane, read anew at each call: as `opaque`.
+__device__ __forceinline__ int lane_now() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 template <int kSize>
 __device__ __forceinline__ void keep(float (&c)[kSize]) {
 #if FENWICK_MATRIX_WGMMA
@@ -174,21 +201,37 @@ __device__ __forceinline__ void keep(float (&c)[kSize]) {
 #endif
 }
 
-/// Opens a group of products into `c`; nothing may touch `c` or the A operands until products_end.
-template <int kSize>
-__device__ __forceinline__ void products_begin(float (&c)[kSize]) {
+/// Before products whose operands or sums other instructions have written.
+__device__ __forceinline__ void products_fence() {
 #if FENWICK_MATRIX_WGMMA
-    keep(c);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-template <int kSize>
-__device__ __forceinline__ void products_end(float (&c)[kSize]) {
+/// Ends a group of products. Nothing may touch their sums or A operands until products_wait says that they are done.
+__device__ __forceinline__ void products_commit() {
 #if FENWICK_MATRIX_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    keep(c);
 #endif
+}
+/// Waits until at most the last kPending groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void products_wait() {
+#if FENWICK_MATRIX_WGMMA
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+/// Opens a group of products into `c`; nothing may touch `c` or the A operands until products_end.
+template <int kSize>
+__device__ __forceinline__ void products_begin(float (&c)[kSize]) {
+    keep(c);
+    products_fence();
+}
+template <int kSize>
+__device__ __forceinline__ void products_end(float (&c)[kSize]) {
+    products_commit();
+    products_wait<0>();
+    keep(c);
 }
 
 #if FENWICK_MATRIX_WGMMA

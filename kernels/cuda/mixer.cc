@@ -72,23 +72,25 @@ std::size_t mixer_workspace_bytes(const MixerShape& shape, Operand operand, std:
     return find_algebra(shape.algebra).workspace_bytes(shape, operand, rows, first_block);
 }
 
-void mixer_block_summaries(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t blocks,
-                           float* out, void* workspace, cudaStream_t stream) {
+void mixer_block_summaries(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
+                           std::int64_t first_block, std::int64_t blocks, float* out, void* workspace,
+                           cudaStream_t stream) {
     if (blocks * kBlockTokens > inputs.rows) {
         throw InternalError(fmt::format("mixer_block_summaries: {} blocks of {} rows", blocks, inputs.rows));
     }
     const Algebra algebra = find_algebra(shape.algebra);
     if (blocks == 0) return;
-    algebra.block_summaries({shape, operand, inputs, 0, {}, workspace, stream}, blocks, out);
+    algebra.block_summaries({shape, operand, inputs, first_block, {}, false, workspace, stream}, blocks, out);
 }
 
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries, void* out, void* workspace,
-                   cudaStream_t stream) {
+                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries,
+                   void* out, void* workspace, cudaStream_t stream) {
     check_entering(first_block, entering);
     const Algebra algebra = find_algebra(shape.algebra);
     if (inputs.rows == 0) return;
-    algebra.outputs({shape, operand, inputs, first_block, entering, workspace, stream}, block_summaries, out);
+    algebra.outputs({shape, operand, inputs, first_block, entering, after_summaries, workspace, stream},
+                    block_summaries, out);
 }
 
 }  // namespace fenwick::cuda

@@ -11,7 +11,8 @@ struct MixerCall {
     Operand operand = Operand::kBf16;
     MixerInputs inputs;
     std::int64_t first_block = 0;
-    std::span<const EnteringNode> entering;  ///< oldest first; checked by the dispatcher
+    std::span<const EnteringNode> entering;  ///< outputs: oldest first; checked by the dispatcher
+    bool after_summaries = false;            ///< outputs: the workspace holds what the summaries left there
     void* workspace = nullptr;
     cudaStream_t stream = nullptr;
 };

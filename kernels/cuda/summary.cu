@@ -55,10 +55,10 @@ void combine_summaries(const MixerShape& shape, const float* left, const float* 
     if (shape.algebra != TransitionAlgebra::kMatrix) {
         return launch_decays(shape, left, right, 1, out, summary_floats(shape), stream);
     }
-    // Block 0 was carried in, block 1 is the shard's: their parent is node (1, 0).
+    // Block 2 was carried in, block 3 is the shard's: their parent is node (1, 1).
     matrix::Nodes nodes;
-    nodes.first_block = 1;
-    nodes.last_block = 2;
+    nodes.first_block = 3;
+    nodes.last_block = 4;
     nodes.layer = summary_floats(shape);
     nodes.entering[0] = left;
     nodes.blocks = right;
@@ -74,8 +74,8 @@ void combine_sibling_summaries(const MixerShape& shape, const float* children, s
         return launch_decays(shape, children, children + floats, pairs, out, 2 * floats, stream);
     }
     matrix::Nodes nodes;
-    nodes.first_block = 0;
-    nodes.last_block = 2 * pairs;
+    nodes.first_block = 2;
+    nodes.last_block = 2 + 2 * pairs;
     nodes.layer = floats;
     nodes.blocks = children;
     nodes.formed[1] = out;

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Our mixers beside the public flash-linear-attention on one GPU, in one run.
+"""Our mixers beside the public flash-linear-attention and FlashQLA on one GPU, in one run.
 
-usage: compare_fla.py --ours PATH/bench_gpu_mixers [--runs N]
+usage: compare_fla.py --ours PATH/bench_gpu_mixers [--runs N] [NAME-PART]
 
-Needs torch, Triton, and the packages fla-core and flash-linear-attention (the peer, as published). Ours runs as the
-benchmark program. Times are medians of CUDA-event times in milliseconds, inputs bf16, forward only; both sides get the
-same shapes, warm-up and number of runs. Prints a table, with device, date and versions first.
+Needs torch, Triton, and the peers as published: the packages fla-core and flash-linear-attention; flash-qla with tilelang
+for its column. Ours runs as the benchmark program. Times are medians of CUDA-event times in milliseconds, inputs bf16,
+forward only, no final state; all sides get the same shapes, kind of decays, warm-up and number of runs. Prints a table, with
+device, date and versions first; `ratio` is the fastest peer's time over ours. `attention` is causal softmax attention by
+cuDNN for a layer of the same width (24 heads of 64): it says from which length ours is faster.
 """
 import argparse
 import datetime
@@ -13,6 +15,7 @@ import importlib.metadata
 import json
 import math
 import subprocess
+import sys
 import warnings
 
 import torch
@@ -63,57 +66,105 @@ def gla(tokens):
     return lambda: chunk_gla(q, k, v, g)
 
 
-def gated_delta(tokens, key_heads, heads):
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+def gated_delta_inputs(tokens, key_heads, heads, decay):
     q = bf16(1, tokens, key_heads, 128)
     k = F.normalize(torch.randn(1, tokens, key_heads, 128, device="cuda"), dim=-1).bfloat16()
     v = bf16(1, tokens, heads, 128)
-    beta = torch.rand(1, tokens, heads, device="cuda").bfloat16()
-    g = -F.softplus(torch.randn(1, tokens, heads, device="cuda") - 4)
-    return lambda: chunk_gated_delta_rule(q, k, v, g, beta)
+    g = -decay * torch.rand(1, tokens, heads, device="cuda")
+    beta = torch.rand(1, tokens, heads, device="cuda")
+    return q, k, v, g, beta
+
+
+def gated_delta(key_heads, heads, decay=0.05):
+    def fla(tokens):
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+        q, k, v, g, beta = gated_delta_inputs(tokens, key_heads, heads, decay)
+        beta = beta.bfloat16()
+        return lambda: chunk_gated_delta_rule(q, k, v, g, beta)
+
+    def flash_qla(tokens):
+        from flash_qla import chunk_gated_delta_rule
+        q, k, v, g, beta = gated_delta_inputs(tokens, key_heads, heads, decay)
+        return lambda: chunk_gated_delta_rule(q=q, k=k, v=v, g=g, beta=beta, scale=128**-0.5, output_final_state=False)
+
+    return {"fla": fla, "flash-qla": flash_qla}
+
+
+def attention(tokens):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    if tokens > 131072:
+        raise OverflowError("takes seconds")
+    q, k, v = (bf16(1, 24, tokens, 64) for _ in range(3))
+
+    def work():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return work
 
 
 PEERS = {
-    "log-linear Mamba-2, 48 heads 128x64": log_linear_mamba2,
-    "Mamba-2, 12 heads 128x128": simple_gla,
-    "Gated DeltaNet, 12 heads 128x128": lambda t: gated_delta(t, 12, 12),
-    "Gated DeltaNet, 16 key and 64 value heads": lambda t: gated_delta(t, 16, 64),
-    "GLA, 12 heads 128x128": gla,
-    "Gated DeltaNet, 16 key and 16 value heads": lambda t: gated_delta(t, 16, 16),
+    "log-linear Mamba-2, 48 heads 128x64": {"fla": log_linear_mamba2, "attention": attention},
+    "Mamba-2, 12 heads 128x128": {"fla": simple_gla},
+    "Gated DeltaNet, 12 heads 128x128": gated_delta(12, 12),
+    "Gated DeltaNet, 12 heads 128x128, slow decay": gated_delta(12, 12, 0.002),
+    "Gated DeltaNet, 16 key and 64 value heads": gated_delta(16, 64),
+    "Gated DeltaNet, 16 key and 16 value heads": gated_delta(16, 16),
+    "GLA, 12 heads 128x128": {"fla": gla},
 }
+COLUMNS = ("fla", "attention", "flash-qla")
 
 
-def peer_ms(name, tokens, runs):
+def peer_ms(name, peer, tokens, runs):
     """Milliseconds, or why there is no figure."""
-    if name not in PEERS:
-        return "no peer"
+    work = PEERS.get(name, {}).get(peer)
+    if work is None:
+        return "-"
     try:
         with torch.no_grad():
-            return median_ms(PEERS[name](tokens), runs)
+            return median_ms(work(tokens), runs)
+    except ModuleNotFoundError as error:
+        return f"no {error.name}"
     except Exception as error:  # whatever stops the peer is the result
-        return f"refuses: {type(error).__name__}: {str(error).strip().splitlines()[0][:60] if str(error) else ''}"
+        print(f"  {peer}, {tokens}: {type(error).__name__}: {str(error).strip()[:200]}")
+        return "refuses"
     finally:
         torch.cuda.empty_cache()
+
+
+def version(package):
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {package}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True, help="the program bench_gpu_mixers")
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("part", nargs="?", help="only works whose name has this in it")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # the peer's advice on versions, once a shape
     torch.manual_seed(0)
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("torch", "triton", "fla-core"))
+    versions = ", ".join(version(p) for p in ("torch", "triton", "fla-core", "flash-qla", "tilelang"))
     print(f"{torch.cuda.get_device_name()}; {datetime.date.today()}; {versions}; medians of {arguments.runs}, ms")
-    print(f"{'mixer, forward, bf16':46} {'tokens':>9} {'ours':>9} {'peer':>9} {'ratio':>7}")
-    ours = subprocess.run([arguments.ours, "--json", "--runs", str(arguments.runs)], check=True,
-                          stdout=subprocess.PIPE, text=True)
-    for line in ours.stdout.splitlines():
-        row = json.loads(line)
-        peer = peer_ms(row["work"], row["tokens"], arguments.runs)
-        ratio = f"{peer / row['median_ms']:6.2f}x" if isinstance(peer, float) else ""
-        shown = f"{peer:9.3f}" if isinstance(peer, float) else peer
-        print(f"{row['work']:46} {row['tokens']:9} {row['median_ms']:9.3f} {shown:>9} {ratio:>7}", flush=True)
+    command = [arguments.ours, "--json", "--runs", str(arguments.runs)] + ([arguments.part] if arguments.part else [])
+    ours = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    rows = [json.loads(line) for line in ours.stdout.splitlines()]
+    sys.modules["flash_qla"] = None  # the fla packages would hand their work to it
+    for column in COLUMNS:
+        if column == "flash-qla":
+            del sys.modules["flash_qla"]
+        for row in rows:
+            row[column] = peer_ms(row["work"], column, row["tokens"], arguments.runs)
+            print(f"  {row['work']}, {row['tokens']}: {column} {row[column]}", file=sys.stderr, flush=True)
+    print(f"{'mixer, forward, bf16':46} {'tokens':>9} {'ours':>9} " + " ".join(f"{c:>9}" for c in COLUMNS) + f" {'ratio':>7}")
+    for row in rows:
+        times = [row[c] for c in ("fla", "flash-qla") if isinstance(row[c], float)]
+        ratio = f"{min(times) / row['median_ms']:6.2f}x" if times else ""
+        shown = " ".join(f"{row[c]:9.3f}" if isinstance(row[c], float) else f"{row[c]:>9}" for c in COLUMNS)
+        print(f"{row['work']:46} {row['tokens']:9} {row['median_ms']:9.3f} {shown} {ratio:>7}")
 
 
 if __name__ == "__main__":

@@ -29,10 +29,21 @@ struct Rows {
     }
 };
 
+// x as bf16 holds it: eight bits of mantissa, to nearest, ties to even.
+double bf16_of(double x) {
+    if (x == 0.0 || !std::isfinite(x)) return x;
+    int exponent = 0;
+    const double mantissa = std::frexp(x, &exponent);
+    return std::ldexp(std::nearbyint(std::ldexp(mantissa, 8)), exponent - 8);
+}
+
 class Reference {
 public:
-    explicit Reference(const std::filesystem::path& folder, int threads)
-        : config_(ConfigReader::open(folder / "config.json")), file_(Checkpoint::open(folder)), threads_(threads) {}
+    Reference(const std::filesystem::path& folder, int threads, Rounding rounding)
+        : config_(ConfigReader::open(folder / "config.json")),
+          file_(Checkpoint::open(folder)),
+          threads_(threads),
+          rounding_(rounding) {}
 
     Values nll(const std::vector<std::int32_t>& ids) {
         const std::string family = config_.require_string("model_type");
@@ -53,7 +64,7 @@ public:
         }
         Rows h = rms(x, body + (mamba2 ? "norm_f" : "norm") + ".weight", eps);
         h.values.resize(h.values.size() - static_cast<std::size_t>(h.cols));
-        return cross_entropy(h.view(), weight("lm_head.weight").view(), ids.data() + 1);
+        return cross_entropy(stored(h).view(), stored(weight("lm_head.weight")).view(), ids.data() + 1);
     }
 
 private:
@@ -67,9 +78,17 @@ private:
     }
     Values vector(const std::string& name) { return weight(name).values; }
 
+    // What a model with bf16 operands stores as one.
+    Values stored(Values values) const {
+        if (rounding_ == Rounding::kBf16) std::transform(values.begin(), values.end(), values.begin(), bf16_of);
+        return values;
+    }
+    Rows stored(Rows rows) const { return {stored(std::move(rows.values)), rows.cols}; }
+
+    // Operands are stored ones, the sums are not.
     Rows product(const Rows& x, const std::string& name) {
-        const Rows w = weight(name + ".weight");
-        return {matmul(x.view(), w.view(), {}), w.rows()};
+        const Rows w = stored(weight(name + ".weight"));
+        return {matmul(stored(x).view(), w.view(), {}), w.rows()};
     }
     Rows rms(const Rows& x, const std::string& name, double eps) {
         return {group_rms_norm(x.view(), vector(name), x.cols, eps), x.cols};
@@ -80,11 +99,11 @@ private:
     Rows convolution(const Rows& x, const std::string& name) {
         const Rows w = weight(name + ".weight");
         const Values bias = file_.has(name + ".bias") ? vector(name + ".bias") : Values();
-        return {causal_convolution(w.view(), bias, {}, x.view(), true), x.cols};
+        return stored(Rows{causal_convolution(w.view(), bias, {}, stored(x).view(), true), x.cols});
     }
     Rows mlp(const std::string& prefix, const Rows& x) {
-        const Rows gate = product(x, prefix + "gate_proj");
-        const Rows up = product(x, prefix + "up_proj");
+        const Rows gate = stored(product(x, prefix + "gate_proj"));
+        const Rows up = stored(product(x, prefix + "up_proj"));
         return product({swiglu(gate.view(), up.view()), gate.cols}, prefix + "down_proj");
     }
     static void level_scales(const Values& scale, const Rows& dl, Values& lambda) {
@@ -108,7 +127,7 @@ private:
         const std::int64_t head_dim = config_.get_int("head_dim", 64);
         const std::int64_t inner = heads * head_dim;
         const Rows all = product(x, prefix + "in_proj");
-        const Rows z = all.columns(0, inner);
+        const Rows z = stored(all.columns(0, inner));
         const Rows conv = convolution(all.columns(inner, inner + 2 * groups * state), prefix + "conv1d");
         const Rows dt_raw = all.columns(2 * inner + 2 * groups * state, heads);
         MixerInputs in;
@@ -128,6 +147,7 @@ private:
                 in.v[i * static_cast<std::size_t>(head_dim) + static_cast<std::size_t>(c)] *= dt;
             }
         }
+        in.v = stored(in.v);
         MixerShape shape{TransitionAlgebra::kScalar, heads, groups, state, head_dim, 0};
         if (log_linear) {
             const Rows scale = weight(prefix + "L");
@@ -135,7 +155,7 @@ private:
             level_scales(scale.values, all.columns(2 * inner + 2 * groups * state + heads, heads * shape.levels),
                          in.lambda);
         }
-        Rows y{mix(shape, in), inner};
+        Rows y = stored(Rows{mix(shape, in), inner});
         for (std::size_t i = 0; i < y.values.size(); ++i) {
             const std::size_t channel = i % static_cast<std::size_t>(inner);
             y.values[i] += raw_x[i] * skip[channel / static_cast<std::size_t>(head_dim)];
@@ -159,8 +179,9 @@ private:
         MixerShape shape{TransitionAlgebra::kMatrix, heads, key_heads, key_dim, v.cols / heads, 0};
         MixerInputs in;
         in.tokens = x.rows();
-        in.q = l2_norm(q.view(), key_dim, 1e-6, log_linear ? 1.0 : 1.0 / std::sqrt(static_cast<double>(key_dim)));
-        in.k = l2_norm(k.view(), key_dim, 1e-6, 1.0);
+        in.q =
+            stored(l2_norm(q.view(), key_dim, 1e-6, log_linear ? 1.0 : 1.0 / std::sqrt(static_cast<double>(key_dim))));
+        in.k = stored(l2_norm(k.view(), key_dim, 1e-6, 1.0));
         in.v = v.values;
         for (std::size_t i = 0; i < a.values.size(); ++i) {
             const std::size_t h = i % static_cast<std::size_t>(heads);
@@ -172,8 +193,8 @@ private:
             shape.levels = scale.cols;
             level_scales(scale.values, product(x, prefix + "l_proj"), in.lambda);
         }
-        const Rows o{mix(shape, in), v.cols};
-        const Rows g = product(x, prefix + "g_proj");
+        const Rows o = stored(Rows{mix(shape, in), v.cols});
+        const Rows g = stored(product(x, prefix + "g_proj"));
         return product(
             {gated_rms_norm(o.view(), g.view(), vector(prefix + "o_norm.weight"), shape.value_dim, eps, true), v.cols},
             prefix + "o_proj");
@@ -182,12 +203,14 @@ private:
     ConfigReader config_;
     Checkpoint file_;
     int threads_;
+    Rounding rounding_;
 };
 
 }  // namespace
 
-std::vector<double> model_nll(const std::filesystem::path& folder, const std::vector<std::int32_t>& ids, int threads) {
-    return Reference(folder, threads).nll(ids);
+std::vector<double> model_nll(const std::filesystem::path& folder, const std::vector<std::int32_t>& ids, int threads,
+                              Rounding rounding) {
+    return Reference(folder, threads, rounding).nll(ids);
 }
 
 }  // namespace fenwick::reference

@@ -261,6 +261,7 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
     const Operand operand = pass.model.operand();
     const PassMemory& memory = pass.memory;
     const LayerRows rows = rows_of(pass, layer);
+    const std::int64_t complete = pass.rows / kBlockTokens;
     const bool idle = pass.rows == 0;  // this rank has no tokens: it only takes part in the exchanges
     const bool with_halo = layer.convolution.width > 1;
     if (!idle) {
@@ -275,7 +276,7 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
         std::visit([&](const auto& steps) { prepare_gates(pass, layer, rows, steps); }, layer.steps);
         if (with_halo) pass.exchange.await_halo(pass.stream);
         inputs = std::visit([&](const auto& steps) { return mixer_inputs(pass, layer, rows, steps); }, layer.steps);
-        mixer_block_summaries(layer.shape, operand, inputs, pass.rows / kBlockTokens, memory.summaries,
+        mixer_block_summaries(layer.shape, operand, inputs, pass.first_block, complete, memory.summaries,
                               memory.mixer_workspace, pass.stream);
     }
     const std::vector<EnteringNode> entering = pass.exchange.start_exchange(
@@ -283,8 +284,8 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
     if (idle) return;
     project_rest(pass, layer, rows);
     pass.exchange.await_entering(pass.stream);
-    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering, memory.summaries, memory.o,
-                  memory.mixer_workspace, pass.stream);
+    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering, memory.summaries, complete > 0,
+                  memory.o, memory.mixer_workspace, pass.stream);
     ReadOut out = std::visit([&](const auto& steps) { return read_out_call(layer, rows, steps); }, layer.steps);
     out.o = memory.o;
     out.rows = pass.rows;

@@ -87,12 +87,12 @@ std::vector<float> run_gpu(const MixerCase& c, Operand operand, const std::vecto
         cuda::DeviceBuffer<float> summaries(std::max<std::int64_t>(blocks, 1) * one, stream);
         FENWICK_CUDA_CHECK(cudaMemsetAsync(summaries.data(), 0xFF, summaries.bytes(), stream));
         FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
-        cuda::mixer_block_summaries(shape, operand, in, blocks, summaries.data(), workspace.data(), stream);
+        cuda::mixer_block_summaries(shape, operand, in, cuts[i], blocks, summaries.data(), workspace.data(), stream);
         FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
         std::vector<EnteringNode> entering;
         entering.reserve(nodes.size());
         for (const auto& [bit, summary] : nodes) entering.push_back({bit, summary.data()});
-        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(),
+        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(), false,
                             static_cast<char*>(out.data()) + first * width * bytes, workspace.data(), stream);
         for (std::int64_t b = 0; b < blocks; ++b) {
             cuda::DeviceBuffer<float> node(one, stream);
@@ -263,9 +263,10 @@ void time_shape(const char* name, MixerShape shape, bool log_linear, std::int64_
         const cuda::Event middle(true);
         const cuda::Event end(true);
         start.record(stream);
-        cuda::mixer_block_summaries(shape, Operand::kBf16, in, blocks, summaries.data(), workspace.data(), stream);
+        cuda::mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream);
         middle.record(stream);
-        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), out.data(), workspace.data(), stream);
+        cuda::mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), true, out.data(), workspace.data(),
+                            stream);
         end.record(stream);
         end.synchronize();
         if (i < 2) continue;

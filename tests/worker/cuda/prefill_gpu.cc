@@ -10,6 +10,7 @@
 
 #include "core/safetensors.h"
 #include "parallel/self_communicator.h"
+#include "tests/worker/reference_model.h"
 #include "tests/worker/small_models.h"
 #include "worker/gang.h"
 
@@ -81,6 +82,17 @@ std::vector<float> score_with(const std::shared_ptr<const Model>& model, const s
     return score(gang, ids, pass_tokens);
 }
 
+/// What rounding to bf16 between the kernels does to a model's losses, on the first tokens of a document: in double, by
+/// the reference.
+Difference rounding_difference(const std::filesystem::path& folder, const std::vector<std::int32_t>& ids) {
+    const std::vector<std::int32_t> few(ids.begin(), ids.begin() + 1500);
+    const auto losses = [&](reference::Rounding rounding) {
+        const std::vector<double> nll = reference::model_nll(folder, few, 8, rounding);
+        return std::vector<float>(nll.begin(), nll.end());
+    };
+    return difference(losses(reference::Rounding::kBf16), losses(reference::Rounding::kNone));
+}
+
 }  // namespace
 
 TEST_CASE("golden models on the GPU") {
@@ -109,16 +121,20 @@ TEST_CASE("every family on the GPU agrees with the CPU and does not depend on pa
             const std::shared_ptr<const Model> model = wide_model(models, family);
             const std::vector<std::int32_t> ids = random_ids(tokens, 256, 11);
             const std::vector<float> cpu = score_with(model, ids, 0, kCpu);
+            const Difference rounded = rounding_difference(models.root() / ("wide_" + std::string(family)), ids);
             for (const Compute compute : {kFp32, kBf16}) {
                 INFO(family << (compute.bf16 ? " in bf16" : " in fp32"));
                 const std::vector<float> whole = score_with(model, ids, 0, compute);
                 const Difference d = difference(whole, cpu);
                 WARN(family << (compute.bf16 ? " in bf16" : " in fp32") << ": off by " << d.worst << ", rms " << d.rms
-                            << ", mean by " << d.mean);
-                // Two fp32 sums in different orders differ as the golden ones may. In bf16 a random model rounds its
-                // activations about 12 times a layer, 2^-9 each: 0.02 of logits of deviation 1; the worst of 20,000
-                // tokens is allowed ten times that. The mean shows what is wrong everywhere.
-                CHECK(d.worst <= (compute.bf16 ? 0.2 : 2e-4));
+                            << ", mean by " << d.mean << "; rounding alone: " << rounded.worst << ", rms "
+                            << rounded.rms);
+                // Two fp32 sums in different orders differ as the golden ones may. In bf16 the bounds are what rounding
+                // the stored values does to the double model, whose sums are exact (`rounded`): the products' own
+                // operands may add half of its rms, and the worst of 13 times as many tokens is allowed to be four
+                // times its worst.
+                if (compute.bf16) CHECK(d.rms <= 1.5 * rounded.rms);
+                CHECK(d.worst <= (compute.bf16 ? 4.0 * rounded.worst : 2e-4));
                 CHECK(d.mean <= (compute.bf16 ? 5e-3 : 2e-5));
                 for (const std::int64_t pass : {kBlockTokens, 2 * kBlockTokens, std::int64_t{0}}) {
                     INFO("passes of " << pass);
