@@ -61,12 +61,13 @@ struct InMessage {
 
 class Executor {
 public:
-    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, NodeSummaries own)
+    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, std::int64_t floats)
         : memory_(memory),
           joiner_(memory.summaries()),
-          floats_(own.floats()),
-          prefix_(own.floats(), schedule.shard(memory.rank()).first),
-          group_(std::move(own)) {}
+          floats_(floats),
+          prefix_(floats, schedule.shard(memory.rank()).first) {}
+
+    void set_own(NodeSummaries own) { group_ = std::move(own); }
 
     /// Joins with the group are left for when it is needed next: the entering nodes do not wait for them.
     void run(int number, const ExchangeRound& round) {
@@ -154,31 +155,45 @@ private:
 
 }  // namespace
 
-ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory, NodeSummaries own_cover,
+ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory, const CoverFunction& own_cover,
                             const NodeSummaries& carried_in, const std::function<void()>& on_entering) {
     if (schedule.ranks() != memory.size()) {
         throw InternalError(
             fmt::format("exchange: the schedule is for {} ranks, the world has {}", schedule.ranks(), memory.size()));
     }
-    const std::int64_t floats = own_cover.floats();
-    check_list("own cover", own_cover, schedule.shard(memory.rank()), floats);
+    const std::int64_t floats = carried_in.floats();
     check_list("carried-in list", carried_in, schedule.carried_in(), floats);
-    Executor executor(memory, schedule, std::move(own_cover));
-    int number = 0;
-    for (const ExchangeRound& round : schedule.rounds[static_cast<std::size_t>(memory.rank())]) {
-        executor.run(number++, round);
-    }
+    const std::vector<ExchangeRound>& rounds = schedule.rounds[static_cast<std::size_t>(memory.rank())];
+    const auto brings_prefix = [](const ExchangeRound& round) {
+        return std::any_of(round.receives.begin(), round.receives.end(),
+                           [](const ListReceive& receive) { return receive.use == ListUse::kBeforePrefixAndGroup; });
+    };
+    const std::ptrdiff_t rounds_to_entering =
+        std::find_if(rounds.rbegin(), rounds.rend(), brings_prefix).base() - rounds.begin();
+    Executor executor(memory, schedule, floats);
     ExchangeResult result;
-    result.entering = executor.entering(carried_in);
-    if (on_entering) on_entering();
-    result.end = executor.end(carried_in);
+    const auto enter_after = [&](std::ptrdiff_t done) {
+        if (done != rounds_to_entering) return;
+        result.entering = executor.entering(carried_in);
+        if (on_entering) on_entering();
+    };
+    enter_after(0);
+    NodeSummaries own = own_cover();
+    check_list("own cover", own, schedule.shard(memory.rank()), floats);
+    executor.set_own(std::move(own));
+    for (std::ptrdiff_t round = 0; round < std::ssize(rounds); ++round) {
+        executor.run(static_cast<int>(round), rounds[static_cast<std::size_t>(round)]);
+        enter_after(round + 1);
+    }
+    result.end = owned(executor.end(carried_in), memory.summaries());
     return result;
 }
 
-ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
+ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, const NodeSummaries& own_cover,
                             const NodeSummaries& carried_in, const CombineFunction& combine) {
     HostExchange memory(comm, combine);
-    return run_exchange(schedule, memory, std::move(own_cover), carried_in);
+    return run_exchange(
+        schedule, memory, [&] { return own_cover; }, carried_in);
 }
 
 }  // namespace fenwick

@@ -88,13 +88,25 @@ NodeSummaries cover_of_blocks(std::int64_t first_block, MatrixView<const float> 
         first = first_pair;
         end = first_pair + pairs;
     }
-    std::vector<Summary> kept;
+    std::vector<Summary> nodes_in_order;
     for (const Node& node : cover) {
-        std::shared_ptr<SummaryBuffer> copy = memory.allocate(floats);
-        memory.copy(in_cover.at(node), floats, copy->data());
-        kept.push_back(std::move(copy));
+        nodes_in_order.push_back(std::make_shared<SummaryBuffer>(SummaryBuffer::borrowed(in_cover.at(node), floats)));
     }
-    return {floats, run, std::move(kept)};
+    return {floats, run, std::move(nodes_in_order)};
+}
+
+NodeSummaries owned(const NodeSummaries& list, SummaryMemory& memory) {
+    std::vector<Summary> summaries;
+    for (std::int64_t i = 0; i < list.size(); ++i) {
+        if (!list.summary(i)->is_borrowed()) {
+            summaries.push_back(list.summary(i));
+            continue;
+        }
+        const std::shared_ptr<SummaryBuffer> copy = memory.allocate(list.floats());
+        memory.copy(list.values(i), list.floats(), copy->data());
+        summaries.push_back(copy);
+    }
+    return {list.floats(), list.blocks(), std::move(summaries)};
 }
 
 }  // namespace fenwick

@@ -25,6 +25,13 @@ public:
     explicit SummaryBuffer(std::int64_t floats)
         : SummaryBuffer(host_memory(std::make_shared<Buffer<float>>(floats)), floats) {}
     SummaryBuffer(std::shared_ptr<float> memory, std::int64_t floats) : memory_(std::move(memory)), floats_(floats) {}
+    /// Somebody else's memory, for as long as that stays. `owned` makes lists of such nodes last.
+    [[nodiscard]] static SummaryBuffer borrowed(const float* data, std::int64_t floats) {
+        SummaryBuffer buffer(std::shared_ptr<float>(const_cast<float*>(data), [](float*) {}), floats);
+        buffer.borrowed_ = true;
+        return buffer;
+    }
+    [[nodiscard]] bool is_borrowed() const { return borrowed_; }
 
     [[nodiscard]] float* data() { return memory_.get(); }
     [[nodiscard]] const float* data() const { return memory_.get(); }
@@ -38,6 +45,7 @@ private:
 
     std::shared_ptr<float> memory_;
     std::int64_t floats_;
+    bool borrowed_ = false;
 };
 
 /// One node's summary: immutable, shared between the lists that contain it, never copied.
@@ -117,9 +125,13 @@ private:
 }
 
 /// The list of a shard's complete blocks: row i of `summaries` [blocks, floats], contiguous and in `memory`, is block
-/// first_block + i. All nodes of one bit are formed together. The list's nodes are copied out. Without rows it is the
-/// empty list before `first_block`. `scratch`: cover_scratch_floats(blocks, floats) floats of the same memory.
+/// first_block + i. All nodes of one bit are formed together. The list's nodes stay where they are, in `summaries` and
+/// `scratch`, and are borrowed from there. Without rows it is the empty list before `first_block`. `scratch`:
+/// cover_scratch_floats(blocks, floats) floats of the same memory.
 [[nodiscard]] NodeSummaries cover_of_blocks(std::int64_t first_block, MatrixView<const float> summaries,
                                             SummaryMemory& memory, float* scratch);
+
+/// The same list, with copies of the nodes that are borrowed.
+[[nodiscard]] NodeSummaries owned(const NodeSummaries& list, SummaryMemory& memory);
 
 }  // namespace fenwick

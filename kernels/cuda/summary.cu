@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/summary.h"
+#include "kernels/cuda/summary_matrix.h"
 
 namespace fenwick::cuda {
 namespace {
@@ -30,8 +30,8 @@ __global__ void combine_decays(const float* left, const float* right, float* out
     o[i] = fmaf(decay, l[i], r[i]);
 }
 
-void launch_decays(const MixerShape& shape, const float* left, const float* right, std::int64_t pairs, float* out,
-                   std::int64_t pair_stride, cudaStream_t stream) {
+void combine_decay_pairs(const MixerShape& shape, const float* left, const float* right, std::int64_t pairs,
+                         std::int64_t pair_stride, float* out, cudaStream_t stream) {
     const std::int64_t head_floats = transition_floats(shape) + state_floats(shape);
     const std::int64_t out_stride = summary_floats(shape);
     for (std::int64_t first = 0; first < pairs; first += kMostPairs) {
@@ -47,39 +47,17 @@ void launch_decays(const MixerShape& shape, const float* left, const float* righ
 
 }  // namespace
 
-// The matrix algebra's nodes are formed by the one kernel that also forms a shard's nodes inside the mixer: the pairs
-// are given to it as blocks of a shard of their own.
-
 void combine_summaries(const MixerShape& shape, const float* left, const float* right, float* out,
                        cudaStream_t stream) {
-    if (shape.algebra != TransitionAlgebra::kMatrix) {
-        return launch_decays(shape, left, right, 1, out, summary_floats(shape), stream);
-    }
-    // Block 2 was carried in, block 3 is the shard's: their parent is node (1, 1).
-    matrix::Nodes nodes;
-    nodes.first_block = 3;
-    nodes.last_block = 4;
-    nodes.layer = summary_floats(shape);
-    nodes.entering[0] = left;
-    nodes.blocks = right;
-    nodes.formed[1] = out;
-    matrix::launch_combine(shape, nodes, 1, stream);
+    const auto combine = shape.algebra == TransitionAlgebra::kMatrix ? combine_matrix_pairs : combine_decay_pairs;
+    combine(shape, left, right, 1, 0, out, stream);
 }
 
 void combine_sibling_summaries(const MixerShape& shape, const float* children, std::int64_t pairs, float* out,
                                cudaStream_t stream) {
-    if (pairs == 0) return;
     const std::int64_t floats = summary_floats(shape);
-    if (shape.algebra != TransitionAlgebra::kMatrix) {
-        return launch_decays(shape, children, children + floats, pairs, out, 2 * floats, stream);
-    }
-    matrix::Nodes nodes;
-    nodes.first_block = 2;
-    nodes.last_block = 2 + 2 * pairs;
-    nodes.layer = floats;
-    nodes.blocks = children;
-    nodes.formed[1] = out;
-    matrix::launch_combine(shape, nodes, 1, stream);
+    const auto combine = shape.algebra == TransitionAlgebra::kMatrix ? combine_matrix_pairs : combine_decay_pairs;
+    combine(shape, children, children + floats, pairs, 2 * floats, out, stream);
 }
 
 }  // namespace fenwick::cuda

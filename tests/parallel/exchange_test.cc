@@ -42,7 +42,8 @@ NodeSummaries cover_of(const BlockRun& blocks, const Algebra& algebra) {
     const Buffer<float> rows = test::blocks_values(blocks, algebra.floats);
     HostSummaries memory(algebra.combine);
     Buffer<float> scratch(cover_scratch_floats(blocks.size(), algebra.floats));
-    return cover_of_blocks(blocks.first, rows.matrix(blocks.size(), algebra.floats), memory, scratch.data());
+    return owned(cover_of_blocks(blocks.first, rows.matrix(blocks.size(), algebra.floats), memory, scratch.data()),
+                 memory);
 }
 
 void check_world(const std::vector<std::int64_t>& boundaries, const Algebra& algebra) {

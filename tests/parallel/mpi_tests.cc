@@ -124,7 +124,9 @@ Verdict node_exchange(Communicator& comm) {
         const Buffer<float> rows = test::blocks_values(blocks, test::kMatrixFloats);
         HostSummaries memory(test::combine_matrices);
         Buffer<float> scratch(cover_scratch_floats(blocks.size(), test::kMatrixFloats));
-        return cover_of_blocks(blocks.first, rows.matrix(blocks.size(), test::kMatrixFloats), memory, scratch.data());
+        return owned(
+            cover_of_blocks(blocks.first, rows.matrix(blocks.size(), test::kMatrixFloats), memory, scratch.data()),
+            memory);
     };
     for (const std::int64_t blocks : {0, 1, 4, 37}) {
         for (const std::int64_t first : {0, 13}) {

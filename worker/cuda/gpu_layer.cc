@@ -276,6 +276,7 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
         std::visit([&](const auto& steps) { prepare_gates(pass, layer, rows, steps); }, layer.steps);
         if (with_halo) pass.exchange.await_halo(pass.stream);
         inputs = std::visit([&](const auto& steps) { return mixer_inputs(pass, layer, rows, steps); }, layer.steps);
+        pass.exchange.await_list(pass.stream);  // the last layer's summaries are no longer needed
         mixer_block_summaries(layer.shape, operand, inputs, pass.first_block, complete, memory.summaries,
                               memory.mixer_workspace, pass.stream);
     }
@@ -284,8 +285,8 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
     if (idle) return;
     project_rest(pass, layer, rows);
     pass.exchange.await_entering(pass.stream);
-    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering, memory.summaries, complete > 0,
-                  memory.o, memory.mixer_workspace, pass.stream);
+    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering, memory.summaries, complete > 0, memory.o,
+                  memory.mixer_workspace, pass.stream);
     ReadOut out = std::visit([&](const auto& steps) { return read_out_call(layer, rows, steps); }, layer.steps);
     out.o = memory.o;
     out.rows = pass.rows;

@@ -13,6 +13,7 @@ struct RankExchange::Marks {
     Event halo_go{true};
     Event summaries_there{true};
     Event entering_there{true};
+    Event list_there{true};
     Event wait{true};
     Event go{true};
     bool with_halo = false;
@@ -98,12 +99,16 @@ std::vector<EnteringNode> RankExchange::start_exchange(std::int32_t layer, const
     if (const Marks* m = marks()) m->summaries_there.record(stream);
     DeviceExchange memory(*comm_, shape, pool_, layer);
     const BlockRun mine = schedule_.shard(comm_->rank());
-    NodeSummaries own =
-        cover_of_blocks(mine.first, {summaries, mine.size(), summary_floats(shape)}, memory.summaries(), scratch);
-    ExchangeResult result = run_exchange(schedule_, memory, std::move(own), carried, [&] {
+    const auto own_cover = [&] {
+        return cover_of_blocks(mine.first, {summaries, mine.size(), summary_floats(shape)}, memory.summaries(),
+                               scratch);
+    };
+    ExchangeResult result = run_exchange(schedule_, memory, own_cover, carried, [&] {
         entering_there_.record(stream);
         if (const Marks* m = marks()) m->entering_there.record(stream);
     });
+    list_there_.record(stream);
+    if (const Marks* m = marks()) m->list_there.record(stream);
     entering_ = std::move(result.entering);
     carried = std::move(result.end);
     std::vector<EnteringNode> nodes;
@@ -117,12 +122,17 @@ void RankExchange::await_entering(cudaStream_t compute) {
     if (const Marks* m = marks()) m->go.record(compute);
 }
 
+void RankExchange::await_list(cudaStream_t compute) {
+    list_there_.make_wait(compute);
+}
+
 std::vector<ExchangeTimes> RankExchange::take_times() {
     FENWICK_CUDA_CHECK(cudaDeviceSynchronize());
     std::vector<ExchangeTimes> all;
     for (const std::unique_ptr<Marks>& m : times_) {
         ExchangeTimes times;
         times.exchange = m->entering_there.milliseconds_since(m->summaries_there);
+        times.list = m->list_there.milliseconds_since(m->summaries_there);
         times.exposed = m->go.milliseconds_since(m->wait);
         if (m->with_halo) times.halo_exposed = m->halo_go.milliseconds_since(m->halo_wait);
         all.push_back(times);

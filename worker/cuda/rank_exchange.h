@@ -28,6 +28,7 @@ inline constexpr int kPassingNodes = 8;
 /// Times of one layer's exchange on the device, as events. Milliseconds.
 struct ExchangeTimes {
     float exchange = 0.0F;  ///< from the summaries' end to the entering nodes
+    float list = 0.0F;      ///< from the summaries' end to the next pass's list
     float exposed = 0.0F;   ///< of it, what the compute stream waited for
     float halo_exposed = 0.0F;
 };
@@ -58,6 +59,8 @@ public:
                                                            const float* summaries, float* scratch,
                                                            NodeSummaries& carried, cudaStream_t compute);
     void await_entering(cudaStream_t compute);
+    /// Makes `compute` wait for the end of the exchange: before it writes to `summaries` and `scratch` again.
+    void await_list(cudaStream_t compute);
 
     /// While on, every layer's times are taken; `take_times` waits for the device and gives those since the last
     /// call.
@@ -73,6 +76,7 @@ private:
     Event compute_mark_;
     Event halo_there_;
     Event entering_there_;
+    Event list_there_;  ///< of the last exchange
     ShardPlan plan_;
     ExchangeSchedule schedule_;
     std::map<std::int64_t, HaloPlan> halos_;  ///< of this pass, by halo rows
