@@ -11,6 +11,7 @@
 #include "core/fenwick.h"
 #include "parallel/exchange_schedule.h"
 #include "parallel/shard_plan.h"
+#include "worker/shard_cost.h"
 
 namespace fenwick {
 namespace {
@@ -78,14 +79,15 @@ void predict(Plan& plan, const PassTotals& totals, double work, double rank_flop
 }
 
 /// Adds shards and exchange of the longest document, and its largest messages.
-PassTotals plan_exchange(Plan& plan, const std::vector<LayerCost>& costs, double head) {
+PassTotals plan_exchange(Plan& plan, const std::vector<LayerCost>& costs, double head, double level_cost) {
     PassTotals totals;
     const std::int64_t passes =
         std::max<std::int64_t>(1, ceil_div(plan.longest, std::max<std::int64_t>(plan.pass_tokens, 1)));
     const std::int64_t sample = std::clamp<std::int64_t>(kScheduledRanks / plan.ranks, 1, passes);
     for (std::int64_t i = 0; i < sample; ++i) {
         const std::int64_t first = i * passes / sample * plan.pass_tokens;
-        const ShardPlan shards = make_shard_plan(first, std::min(plan.pass_tokens, plan.longest - first), plan.ranks);
+        const ShardPlan shards =
+            make_shard_plan(first, std::min(plan.pass_tokens, plan.longest - first), plan.ranks, level_cost);
         if (i == 0) {
             for (const Shard& shard : shards.shards) plan.shard_tokens.push_back(shard.tokens);
         }
@@ -101,7 +103,8 @@ PassTotals plan_exchange(Plan& plan, const std::vector<LayerCost>& costs, double
 }
 
 void plan_layers(Plan& plan, const std::vector<LayerCost>& costs, const PassTotals& totals) {
-    const std::int64_t shard = plan.shard_tokens.empty() ? 0 : plan.shard_tokens.front();
+    const std::int64_t shard =
+        plan.shard_tokens.empty() ? 0 : *std::max_element(plan.shard_tokens.begin(), plan.shard_tokens.end());
     const auto list_nodes =
         static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(plan.longest / kBlockTokens)));
     std::int64_t largest_layer = 0;
@@ -140,16 +143,6 @@ double flops_of(std::int64_t tokens, const std::vector<LayerCost>& costs, double
 
 }  // namespace
 
-std::int64_t entering_states(std::int64_t blocks) {
-    std::int64_t sum = 0;
-    for (int bit = 0; (std::int64_t{1} << bit) < blocks; ++bit) {
-        // Of every 2^(bit + 1) numbers in a row, the upper half has the bit.
-        const std::int64_t period = std::int64_t{2} << bit;
-        sum += blocks / period * (period / 2) + std::max<std::int64_t>(0, blocks % period - period / 2);
-    }
-    return sum;
-}
-
 Plan make_plan(const Model& model, const PlanRequest& request) {
     Plan plan;
     const std::vector<LayerCost> costs = model.layer_costs();
@@ -168,7 +161,7 @@ Plan make_plan(const Model& model, const PlanRequest& request) {
     plan.weight_bytes = model.parameters() * static_cast<std::int64_t>(sizeof(float));
     plan.link = request.link;
     const double head = model.head_flops_per_token();
-    const PassTotals totals = plan_exchange(plan, costs, head);
+    const PassTotals totals = plan_exchange(plan, costs, head, level_cost(model));
     plan_layers(plan, costs, totals);
     predict(plan, totals, flops_of_run(0, plan.longest, costs, head), request.rank_flops);
     return plan;

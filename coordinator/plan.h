@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parallel/exchange_cost.h"
+#include "parallel/shard_plan.h"
 #include "worker/model.h"
 
 namespace fenwick {
@@ -69,9 +70,6 @@ struct Plan {
 };
 
 [[nodiscard]] Plan make_plan(const Model& model, const PlanRequest& request);
-
-/// Sum of the number of set bits of 0, 1, ..., blocks - 1: entering states of a document's blocks.
-[[nodiscard]] std::int64_t entering_states(std::int64_t blocks);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const Plan& plan);
 /// The table that people read, several lines.

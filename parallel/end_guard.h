@@ -2,6 +2,7 @@
 // the end of MPI.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -12,6 +13,11 @@
 #include "core/errors.h"
 
 namespace fenwick {
+
+/// When a deadline is near enough to act: some of `timeout` is left for ending the processes.
+[[nodiscard]] constexpr std::chrono::milliseconds time_to_notice(std::chrono::milliseconds timeout) {
+    return timeout - std::min<std::chrono::milliseconds>(timeout / 5, std::chrono::milliseconds(2000));
+}
 
 /// While it lives, a thread counts. When `timeout` passes, it calls `on_timeout` (in production `end_process`).
 class EndGuard {

@@ -61,13 +61,12 @@ struct InMessage {
 
 class Executor {
 public:
-    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, std::int64_t floats)
+    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, NodeSummaries own)
         : memory_(memory),
           joiner_(memory.summaries()),
-          floats_(floats),
-          prefix_(floats, schedule.shard(memory.rank()).first) {}
-
-    void set_own(NodeSummaries own) { group_ = std::move(own); }
+          floats_(own.floats()),
+          prefix_(own.floats(), schedule.shard(memory.rank()).first),
+          group_(std::move(own)) {}
 
     /// Joins with the group are left for when it is needed next: the entering nodes do not wait for them.
     void run(int number, const ExchangeRound& round) {
@@ -155,7 +154,7 @@ private:
 
 }  // namespace
 
-ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory, const CoverFunction& own_cover,
+ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory, NodeSummaries own_cover,
                             const NodeSummaries& carried_in, const std::function<void()>& on_entering) {
     if (schedule.ranks() != memory.size()) {
         throw InternalError(
@@ -170,7 +169,8 @@ ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& me
     };
     const std::ptrdiff_t rounds_to_entering =
         std::find_if(rounds.rbegin(), rounds.rend(), brings_prefix).base() - rounds.begin();
-    Executor executor(memory, schedule, floats);
+    check_list("own cover", own_cover, schedule.shard(memory.rank()), floats);
+    Executor executor(memory, schedule, std::move(own_cover));
     ExchangeResult result;
     const auto enter_after = [&](std::ptrdiff_t done) {
         if (done != rounds_to_entering) return;
@@ -178,9 +178,6 @@ ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& me
         if (on_entering) on_entering();
     };
     enter_after(0);
-    NodeSummaries own = own_cover();
-    check_list("own cover", own, schedule.shard(memory.rank()), floats);
-    executor.set_own(std::move(own));
     for (std::ptrdiff_t round = 0; round < std::ssize(rounds); ++round) {
         executor.run(static_cast<int>(round), rounds[static_cast<std::size_t>(round)]);
         enter_after(round + 1);
@@ -189,11 +186,10 @@ ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& me
     return result;
 }
 
-ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, const NodeSummaries& own_cover,
+ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
                             const NodeSummaries& carried_in, const CombineFunction& combine) {
     HostExchange memory(comm, combine);
-    return run_exchange(
-        schedule, memory, [&] { return own_cover; }, carried_in);
+    return run_exchange(schedule, memory, std::move(own_cover), carried_in);
 }
 
 }  // namespace fenwick

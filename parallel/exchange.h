@@ -31,21 +31,18 @@ public:
     virtual void exchange(int round, std::span<const SendOp> sends, std::span<const RecvOp> recvs) = 0;
 };
 
-/// Gives the list of this rank's complete blocks (`cover_of_blocks`); may be borrowed until the exchange is over.
-using CoverFunction = std::function<NodeSummaries()>;
-
-/// Collective: every rank calls it with the same schedule. `own_cover` is asked for once; `carried_in`: the previous
-/// pass's `end`, or the empty list before block 0. One message per list and peer, packed. `on_entering`, where given,
-/// is called as soon as `entering` is known (its values in the order of the memory's stream): on rank 0 before anything
-/// else, on others after the last round that brings lists from the left. Throws InternalError when a list is not what
-/// the schedule says, PeerLostError when a peer failed.
+/// Collective: every rank calls it with the same schedule. `own_cover`: the list of this rank's complete blocks
+/// (`cover_of_blocks`), borrowed until the exchange is over; `carried_in`: the previous pass's `end`, or the empty list
+/// before block 0. One message per list and peer, packed. `on_entering`, where given, is called as soon as `entering`
+/// is known (its values in the order of the memory's stream): on rank 0 before anything else, on others after the last
+/// round that brings lists from the left. Throws InternalError when a list is not what the schedule says, PeerLostError
+/// when a peer failed.
 [[nodiscard]] ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory,
-                                          const CoverFunction& own_cover, const NodeSummaries& carried_in,
+                                          NodeSummaries own_cover, const NodeSummaries& carried_in,
                                           const std::function<void()>& on_entering = nullptr);
 
 /// The same in host memory.
-[[nodiscard]] ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm,
-                                          const NodeSummaries& own_cover, const NodeSummaries& carried_in,
-                                          const CombineFunction& combine);
+[[nodiscard]] ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
+                                          const NodeSummaries& carried_in, const CombineFunction& combine);
 
 }  // namespace fenwick

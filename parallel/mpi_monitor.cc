@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "core/errors.h"
+#include "parallel/end_guard.h"
 #include "parallel/mpi_calls.h"
 
 namespace fenwick {
@@ -25,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr int kTag = 2;
-constexpr milliseconds kLook{100};  ///< between looks at the neighbour
+constexpr milliseconds kLook{100};  ///< between beats, and between looks at the neighbour
 
 struct Beat {
     Step step;
@@ -46,9 +47,7 @@ class MpiMonitor::Ring {
 public:
     Ring(MpiCommunicator& comm, milliseconds timeout)
         : comm_(comm),
-          // Some of the time is left for ending the world.
-          silence_(timeout - std::min<milliseconds>(timeout / 5, milliseconds(2000))),
-          interval_(std::min<milliseconds>(timeout / 10, milliseconds(1000))),
+          silence_(time_to_notice(timeout)),
           left_((comm.rank() + comm.size() - 1) % comm.size()),
           right_((comm.rank() + 1) % comm.size()),
           host_(host_name()) {
@@ -72,7 +71,6 @@ private:
     void watch() {
         try {
             last_heard_ = Clock::now();
-            Clock::time_point next_beat = last_heard_;
             Clock::time_point last_look = last_heard_;
             for (;;) {
                 const Clock::time_point now = Clock::now();
@@ -84,7 +82,7 @@ private:
                 const bool leaving = leaving_;
                 lock.unlock();
                 listen();
-                if ((now >= next_beat || leaving) && send(leaving)) next_beat = now + interval_;
+                send(leaving);
                 if (said_farewell_ && heard_farewell_ && sent()) return;
                 judge(now);
                 lock.lock();
@@ -121,14 +119,13 @@ private:
         return done != 0;
     }
 
-    /// False while the last beat has not left.
-    bool send(bool farewell) {
-        if (said_farewell_ || !sent()) return false;
+    /// Nothing while the last beat has not left.
+    void send(bool farewell) {
+        if (said_farewell_ || !sent()) return;
         outgoing_ = {comm_.status().step(), getpid(), host_, farewell};
         const std::lock_guard<std::timed_mutex> lock(mpi::call_mutex());
         mpi::check(MPI_Isend(&outgoing_, sizeof(Beat), MPI_BYTE, right_, kTag, handle_, &send_), "MPI_Isend");
         said_farewell_ = farewell;
-        return true;
     }
 
     void judge(Clock::time_point now) {
@@ -163,7 +160,6 @@ private:
     MpiCommunicator& comm_;
     MPI_Comm handle_ = MPI_COMM_NULL;
     const milliseconds silence_;
-    const milliseconds interval_;
     const int left_;
     const int right_;
     const std::array<char, 64> host_;

@@ -1,6 +1,6 @@
 // Watches over the ranks of an MPI world: each rank tells its right neighbour that it is there, and what it is doing.
 //
-// rank p  --beat(step)-->  rank (p + 1) mod P      every interval; P messages in all, whatever P
+// rank p  --beat(step)-->  rank (p + 1) mod P      ten times a second; a rank sends one, whatever P
 //
 // A rank that is killed or stopped falls silent; its right neighbour says so, by name, and ends the world. A slow rank
 // is not silent: its monitor is a thread of its own.

@@ -9,6 +9,7 @@
 #include "parallel/collectives.h"
 #include "parallel/shard_plan.h"
 #include "worker/saved_state.h"
+#include "worker/shard_cost.h"
 
 namespace fenwick {
 namespace {
@@ -83,7 +84,8 @@ public:
 
     // `tokens` and `nll` on rank 0 alone: the pass's tokens and the last target; its losses.
     void pass(const Command& command, std::span<const std::int32_t> tokens, std::span<float> nll) {
-        const ShardPlan plan = make_shard_plan(command.first_token, command.tokens, comm_.size());
+        const ShardPlan plan =
+            make_shard_plan(command.first_token, command.tokens, comm_.size(), level_cost(prefill_->model()));
         const Shard& mine = plan.shard(comm_.rank());
         const std::int64_t targets = shard_targets(mine, command);
         const std::vector<std::int32_t> own = scatter_tokens(command, plan, tokens);

@@ -131,9 +131,9 @@ MatrixView<float> Prefill::mix(const TokenMixer& mixer, LayerCarry& carry, const
         combine_summaries(shape, left, right, merged, threads_);
     };
     HostSummaries lists(combine);
-    const NodeSummaries own = cover_of_blocks(schedule.shard(comm_.rank()).first, summaries, lists,
-                                              arena_.take(cover_scratch_floats(complete, floats)));
-    ExchangeResult result = run_exchange(schedule, comm_, own, carry.nodes, combine);
+    NodeSummaries own = cover_of_blocks(schedule.shard(comm_.rank()).first, summaries, lists,
+                                        arena_.take(cover_scratch_floats(complete, floats)));
+    ExchangeResult result = run_exchange(schedule, comm_, std::move(own), carry.nodes, combine);
     carry.nodes = std::move(result.end);
 
     std::vector<EnteringNode> entering;

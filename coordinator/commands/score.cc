@@ -168,7 +168,7 @@ int score_under_mpi(const ScoreOptions& options) {
     int code = 0;
     std::exception_ptr error;
     // What a rank that is missing makes wait for ever, before and after the monitor watches.
-    std::optional<EndGuard> guard(std::in_place, timeout, [&] {
+    std::optional<EndGuard> guard(std::in_place, time_to_notice(timeout), [&] {
         end_process(fmt::format("MPI did not start within {} s (--comm-timeout): not all ranks came. {}",
                                 options.comm_timeout, missing_ranks_on_host()),
                     resumable ? ExitCode::kInterrupted : ExitCode::kUnavailable);

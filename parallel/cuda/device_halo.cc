@@ -20,25 +20,30 @@ public:
         if (comm_.rank() == 0) zero_unless_given(true, rows_.carried_out);
     }
 
-    void exchange(SummaryPool& pool, std::int32_t layer) const {
-        std::vector<std::shared_ptr<SummaryBuffer>> packed;
-        std::vector<SendOp> sends;
-        std::vector<RecvOp> recvs;
+    /// Local rows are copied, and those for others packed.
+    void take_own_rows(SummaryPool& pool) {
         const int me = comm_.rank();
         for (const HaloPiece& piece : plan_.pieces) {
             const auto bytes = static_cast<std::size_t>(piece.rows * rows_.row_bytes);
+            Messages& messages = piece.to_carried ? carried_ : halo_;
             if (piece.from == me && piece.to == me) {
                 copy(piece, target(piece));
             } else if (piece.from == me) {
                 // Whole floats: the pool's unit.
-                packed.push_back(pool.allocate(static_cast<std::int64_t>((bytes + sizeof(float) - 1) / sizeof(float))));
-                copy(piece, packed.back()->data());
-                sends.push_back({piece.to, {reinterpret_cast<const std::byte*>(packed.back()->data()), bytes}});
+                packed_.push_back(
+                    pool.allocate(static_cast<std::int64_t>((bytes + sizeof(float) - 1) / sizeof(float))));
+                copy(piece, packed_.back()->data());
+                messages.sends.push_back(
+                    {piece.to, {reinterpret_cast<const std::byte*>(packed_.back()->data()), bytes}});
             } else if (piece.to == me) {
-                recvs.push_back({piece.from, {static_cast<std::byte*>(target(piece)), bytes}});
+                messages.recvs.push_back({piece.from, {static_cast<std::byte*>(target(piece)), bytes}});
             }
         }
-        comm_.exchange({layer, "halo"}, sends, recvs);
+    }
+
+    void exchange_halo(std::int32_t layer) const { comm_.exchange({layer, "halo"}, halo_.sends, halo_.recvs); }
+    void exchange_carried(std::int32_t layer) const {
+        comm_.exchange({layer, "carried rows"}, carried_.sends, carried_.recvs);
     }
 
 private:
@@ -67,22 +72,33 @@ private:
                               cudaMemcpyDeviceToDevice, comm_.stream()));
     }
 
+    struct Messages {
+        std::vector<SendOp> sends;
+        std::vector<RecvOp> recvs;
+    };
+
     const HaloPlan& plan_;
     DeviceCommunicator& comm_;
     const DeviceHalo& rows_;
+    Messages halo_;
+    Messages carried_;
+    std::vector<std::shared_ptr<SummaryBuffer>> packed_;
 };
 
 }  // namespace
 
 void exchange_device_halo(const HaloPlan& plan, DeviceCommunicator& comm, const DeviceHalo& rows, SummaryPool& pool,
-                          std::int32_t layer) {
+                          std::int32_t layer, const std::function<void()>& on_halo) {
     if (plan.rows_per_rank.size() != static_cast<std::size_t>(comm.size())) {
         throw InternalError(
             fmt::format("halo: the plan is for {} ranks, the world has {}", plan.rows_per_rank.size(), comm.size()));
     }
-    const Halo halo(plan, comm, rows);
+    Halo halo(plan, comm, rows);
     halo.zero_what_nobody_gives();
-    halo.exchange(pool, layer);
+    halo.take_own_rows(pool);
+    halo.exchange_halo(layer);
+    on_halo();
+    halo.exchange_carried(layer);
 }
 
 }  // namespace fenwick::cuda

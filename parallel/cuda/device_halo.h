@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "parallel/cuda/device_communicator.h"
 #include "parallel/cuda/device_summaries.h"
@@ -19,8 +20,10 @@ struct DeviceHalo {
     void* carried_out = nullptr;    ///< rank 0: [H], contiguous, apart from `carried`
 };
 
-/// Collective, in the communicator's stream. `pool` lends what is packed for sending.
+/// Collective, in the communicator's stream. `pool` lends what is packed for sending. `on_halo` is called when the
+/// stream has the halo and no longer needs `own_rows`, before the carried rows travel: rank 0, which gets those from
+/// the last ranks, does not wait for them.
 void exchange_device_halo(const HaloPlan& plan, DeviceCommunicator& comm, const DeviceHalo& rows, SummaryPool& pool,
-                          std::int32_t layer);
+                          std::int32_t layer, const std::function<void()>& on_halo);
 
 }  // namespace fenwick::cuda

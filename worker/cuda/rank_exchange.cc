@@ -11,7 +11,7 @@ namespace fenwick::cuda {
 struct RankExchange::Marks {
     Event halo_wait{true};
     Event halo_go{true};
-    Event summaries_there{true};
+    Event nodes_there{true};
     Event entering_there{true};
     Event list_there{true};
     Event wait{true};
@@ -73,8 +73,7 @@ void RankExchange::start_halo(std::int32_t layer, std::int64_t halo_rows, const 
     }
     compute_mark_.record(compute);
     compute_mark_.make_wait(comm_->stream());
-    exchange_device_halo(found->second, *comm_, rows, pool_, layer);
-    halo_there_.record(comm_->stream());
+    exchange_device_halo(found->second, *comm_, rows, pool_, layer, [&] { halo_there_.record(comm_->stream()); });
     if (!measuring_) return;
     times_.push_back(std::make_unique<Marks>());
     times_.back()->with_halo = true;
@@ -93,17 +92,18 @@ std::vector<EnteringNode> RankExchange::start_exchange(std::int32_t layer, const
     const nvtx3::scoped_range range("exchange");
     const cudaStream_t stream = comm_->stream();
     if (measuring_ && !std::exchange(marks_begun_, false)) times_.push_back(std::make_unique<Marks>());
+    const BlockRun mine = schedule_.shard(comm_->rank());
+    // The nodes of the shard are formed before anything else: other ranks wait for them, and beside large kernels they
+    // would come late.
+    DeviceSummaries computing(shape, pool_, compute);
+    NodeSummaries own =
+        cover_of_blocks(mine.first, {summaries, mine.size(), summary_floats(shape)}, computing, scratch);
     // Also what the last layer's outputs still read is done then: its memory may be taken again (SummaryPool).
     compute_mark_.record(compute);
     compute_mark_.make_wait(stream);
-    if (const Marks* m = marks()) m->summaries_there.record(stream);
+    if (const Marks* m = marks()) m->nodes_there.record(stream);
     DeviceExchange memory(*comm_, shape, pool_, layer);
-    const BlockRun mine = schedule_.shard(comm_->rank());
-    const auto own_cover = [&] {
-        return cover_of_blocks(mine.first, {summaries, mine.size(), summary_floats(shape)}, memory.summaries(),
-                               scratch);
-    };
-    ExchangeResult result = run_exchange(schedule_, memory, own_cover, carried, [&] {
+    ExchangeResult result = run_exchange(schedule_, memory, std::move(own), carried, [&] {
         entering_there_.record(stream);
         if (const Marks* m = marks()) m->entering_there.record(stream);
     });
@@ -131,8 +131,8 @@ std::vector<ExchangeTimes> RankExchange::take_times() {
     std::vector<ExchangeTimes> all;
     for (const std::unique_ptr<Marks>& m : times_) {
         ExchangeTimes times;
-        times.exchange = m->entering_there.milliseconds_since(m->summaries_there);
-        times.list = m->list_there.milliseconds_since(m->summaries_there);
+        times.exchange = m->entering_there.milliseconds_since(m->nodes_there);
+        times.list = m->list_there.milliseconds_since(m->nodes_there);
         times.exposed = m->go.milliseconds_since(m->wait);
         if (m->with_halo) times.halo_exposed = m->halo_go.milliseconds_since(m->halo_wait);
         all.push_back(times);

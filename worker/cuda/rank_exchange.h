@@ -1,9 +1,9 @@
 // What a pass on the GPU exchanges with other ranks, layer by layer: the convolution's halo, then the tree's nodes.
 // Both go over the communicator's own stream while the compute stream does what needs nothing from other ranks:
 //
-//   compute   convolved columns | gates' columns        | wait | convolution ... summaries | gate's columns | wait |
-//   outputs comm               after ->  halo, carried rows  ->                          after -> cover, rounds -> end
-//   list
+//   compute  convolved columns | gates' columns     | wait | convolution ... summaries, nodes | gate's columns | wait |
+//   outputs comm              after ->   halo, carried rows ->                                 after -> rounds of lists
+//   ->  end list
 #pragma once
 
 #include <map>
@@ -27,8 +27,8 @@ inline constexpr int kPassingNodes = 8;
 
 /// Times of one layer's exchange on the device, as events. Milliseconds.
 struct ExchangeTimes {
-    float exchange = 0.0F;  ///< from the summaries' end to the entering nodes
-    float list = 0.0F;      ///< from the summaries' end to the next pass's list
+    float exchange = 0.0F;  ///< from the shard's nodes to the entering ones
+    float list = 0.0F;      ///< from the shard's nodes to the next pass's list
     float exposed = 0.0F;   ///< of it, what the compute stream waited for
     float halo_exposed = 0.0F;
 };
