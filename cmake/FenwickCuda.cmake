@@ -22,3 +22,23 @@ if(FENWICK_HAVE_CUDA)
     # A program that is carried to a machine with GPUs finds the libraries that were put beside it.
     list(APPEND CMAKE_BUILD_RPATH "$ORIGIN")
 endif()
+
+# NCCL, for worlds of several GPUs. Without it there is one rank and one GPU. Sets FENWICK_HAVE_NCCL and, where it is there,
+# the target fenwick_nccl, which also defines the name for the code.
+set(FENWICK_HAVE_NCCL OFF)
+if(FENWICK_HAVE_CUDA AND NOT FENWICK_NCCL STREQUAL "OFF")
+    find_path(FENWICK_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    find_library(FENWICK_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+    if(FENWICK_NCCL_INCLUDE AND FENWICK_NCCL_LIBRARY)
+        set(FENWICK_HAVE_NCCL ON)
+        add_library(fenwick_nccl INTERFACE)
+        target_include_directories(fenwick_nccl SYSTEM INTERFACE ${FENWICK_NCCL_INCLUDE})
+        target_link_libraries(fenwick_nccl INTERFACE ${FENWICK_NCCL_LIBRARY})
+        target_compile_definitions(fenwick_nccl INTERFACE FENWICK_NCCL)
+    elseif(FENWICK_NCCL STREQUAL "ON")
+        message(FATAL_ERROR "FENWICK_NCCL=ON, but NCCL (nccl.h and its library) was not found: set FENWICK_NCCL_INCLUDE and "
+            "FENWICK_NCCL_LIBRARY, or configure with FENWICK_NCCL=OFF")
+    endif()
+elseif(FENWICK_NCCL STREQUAL "ON")
+    message(FATAL_ERROR "FENWICK_NCCL=ON needs CUDA")
+endif()

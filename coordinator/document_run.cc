@@ -94,6 +94,7 @@ public:
                                                           .position = position_,
                                                           .nll_total = totals_.nll.total(),
                                                           .seconds = elapsed()});
+        gang_.set_resumable(true);
         remove_states(folder_, task_.name, position_);
         last_save_ = Clock::now();
     }

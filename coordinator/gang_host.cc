@@ -31,6 +31,17 @@ Error current_error(int rank) {
     }
 }
 
+/// The code for the current exception, which is an Error of `code`: a lost peer is no failure where --resume continues.
+ExitCode end_code(Communicator& comm, ExitCode code) {
+    try {
+        throw;
+    } catch (const PeerLostError&) {
+        return comm.status().resumable() ? ExitCode::kInterrupted : code;
+    } catch (...) {
+        return code;
+    }
+}
+
 /// Rank 0's part. An error of `lead` itself leaves a whole gang: it is told to finish and the error is returned. Throws
 /// when the gang is broken.
 std::exception_ptr lead_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads,
@@ -52,6 +63,8 @@ std::exception_ptr take_part(const std::shared_ptr<const Model>& model, Communic
     if (comm.rank() == 0) return lead_gang(model, comm, threads, compute, lead);
     try {
         serve_gang(model, comm, threads, compute);
+    } catch (const PeerLostError& error) {
+        throw PeerLostError(fmt::format("rank {}: {}", comm.rank(), error.what()));
     } catch (...) {
         throw current_error(comm.rank());
     }
@@ -81,7 +94,8 @@ void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int
     try {
         error = take_part(model, comm, threads, compute, lead);
     } catch (...) {
-        comm.abort(current_error(comm.rank()).what());
+        const Error error_here = current_error(comm.rank());
+        comm.abort(error_here.what(), end_code(comm, error_here.code()));
         throw;
     }
     if (error != nullptr) std::rethrow_exception(error);

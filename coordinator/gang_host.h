@@ -36,6 +36,10 @@ public:
     void restore_state(const std::filesystem::path& file) {
         guarded([&] { gang_.restore_state(file); });
     }
+    /// Whether --resume would find progress of this job.
+    void set_resumable(bool resumable) {
+        guarded([&] { gang_.set_resumable(resumable); });
+    }
     void finish() {
         guarded([&] { gang_.finish(); });
     }
@@ -60,7 +64,8 @@ using Lead = std::function<void(LedGang&)>;
 void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int threads, Compute compute,
                      const Lead& lead);
 
-/// The same over the world of `comm`, called by every rank: rank 0 runs `lead`, the others serve.
+/// The same over the world of `comm`, called by every rank: rank 0 runs `lead`, the others serve. An error of the gang
+/// aborts the world: with its own exit code, or, where a peer was lost and progress is saved, with kInterrupted.
 void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, Compute compute,
               const Lead& lead);
 

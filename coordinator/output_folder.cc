@@ -86,6 +86,21 @@ void remove_outputs(const fs::path& folder) {
 
 }  // namespace
 
+bool has_progress(const fs::path& path) {
+    std::error_code error;
+    const auto has_bytes = [&](const fs::path& file) {
+        const std::uintmax_t size = fs::file_size(file, error);
+        return !error && size > 0;
+    };
+    if (has_bytes(path / "results.jsonl") || has_bytes(path / "work" / "rows.jsonl")) return true;
+    // A save point is the one kind of file in work/ that ends so (OutputFolder::save_point).
+    for (fs::directory_iterator it(path / "work", error); !error && it != fs::directory_iterator();
+         it.increment(error)) {
+        if (it->path().extension() == ".json") return true;
+    }
+    return false;
+}
+
 void remove_file(const fs::path& file) {
     std::error_code error;
     fs::remove(file, error);

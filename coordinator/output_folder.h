@@ -58,6 +58,9 @@ private:
     bool created_ = false;
 };
 
+/// Whether a run with --resume would find something finished in the output folder `path`: rows, or a save point.
+[[nodiscard]] bool has_progress(const std::filesystem::path& path);
+
 /// Removes a file that may be absent. Throws UnavailableError.
 void remove_file(const std::filesystem::path& file);
 

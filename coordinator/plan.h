@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/exchange_cost.h"
+#include "parallel/shard_plan.h"
 #include "worker/model.h"
 
 namespace fenwick {
@@ -14,6 +16,15 @@ struct PlanRequest {
     std::vector<std::int64_t> documents;  ///< tokens of each
     int ranks = 1;
     std::int64_t pass_tokens = 0;  ///< kUnlimitedPass, or a multiple of kBlockTokens
+    Link link = parse_link("ib");  ///< between ranks
+    double rank_flops = 0;         ///< useful operations a second of one rank; 0: no prediction of time
+};
+
+/// The exchange of one layer, in the pass of those looked at in which it takes longest.
+struct LayerExchange {
+    ExchangeCost tree;
+    ExchangeCost all_gather;
+    ExchangeCost ring;
 };
 
 /// One kind of layer (layers of equal cost): figures for one of them.
@@ -23,6 +34,16 @@ struct LayerPlan {
     std::int64_t summary_bytes = 0;
     std::int64_t halo_bytes = 0;
     std::int64_t bytes_sent_per_rank_and_pass = 0;  ///< of the rank and pass that send most
+    LayerExchange exchange;
+};
+
+/// What the longest document's passes come to by the link's model and the ranks' rate. Exposed: nothing of an exchange
+/// is hidden behind work, the worst case; hidden: all of it is, and unequal shards alone cost.
+struct Prediction {
+    double compute_seconds = 0;     ///< of the busiest rank, over all passes
+    double exchange_seconds = 0;    ///< all layers and passes
+    double efficiency_exposed = 1;  ///< work / (ranks * time)
+    double efficiency_hidden = 1;
 };
 
 /// Figures of shards and exchange are those of the longest document, whole passes; costs are sums over all documents.
@@ -44,12 +65,11 @@ struct Plan {
     std::int64_t activation_bytes_per_rank = 0;  ///< one layer at work
     std::int64_t result_bytes = 0;               ///< NLL files
     double flops = 0;
+    Link link;
+    Prediction prediction;
 };
 
 [[nodiscard]] Plan make_plan(const Model& model, const PlanRequest& request);
-
-/// Sum of the number of set bits of 0, 1, ..., blocks - 1: entering states of a document's blocks.
-[[nodiscard]] std::int64_t entering_states(std::int64_t blocks);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const Plan& plan);
 /// The table that people read, several lines.

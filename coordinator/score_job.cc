@@ -150,6 +150,7 @@ std::optional<Row> ScoreJob::earlier_row(const DocumentRef& document, const std:
 }
 
 void ScoreJob::run(LedGang& gang) {
+    gang.set_resumable(has_progress(folder_->path()));
     for (std::int64_t i = 0; i < std::ssize(documents_); ++i) {
         if (const char* signal = stop_requested(); signal != nullptr) {
             progress_->end();
@@ -183,6 +184,7 @@ Row ScoreJob::row_of(std::int64_t index, LedGang& gang) {
         spdlog::warn("{}: {}", document.custom_id, failure.what());
         Row row = failed_row(document, failure, hash);
         journal_->append(row);
+        gang.set_resumable(true);
         if (document.error.empty()) {
             remove_losses(document);
             discard_progress(*folder_, file_name_for_id(document.custom_id), false);
@@ -228,6 +230,7 @@ Row ScoreJob::score(std::int64_t index, const TokenReader& reader, const std::st
     scored.input_hash = input_hash;
     Row row = completed_row(scored);
     journal_->append(row);
+    gang.set_resumable(true);
     rename_durably(folder_->nll_part(name), folder_->nll(name));
     discard_progress(*folder_, name, true);
     return row;

@@ -12,7 +12,6 @@
 #include "coordinator/machine.h"
 #include "core/errors.h"
 #include "core/fenwick.h"
-#include "worker/gpu.h"
 
 namespace fenwick {
 namespace {
@@ -52,41 +51,6 @@ int resolve_ranks(std::optional<int> asked, int world_size) {
                         *asked, world_size));
     }
     return world_size;
-}
-
-Execution resolve_execution(const std::string& device, const std::string& dtype, int ranks) {
-    if (device != "auto" && device != "cpu" && device != "cuda") {
-        throw UsageError(fmt::format("--device {}: expected auto, cpu or cuda", device));
-    }
-    if (dtype != "auto" && dtype != "fp32" && dtype != "bf16") {
-        throw UsageError(fmt::format("--dtype {}: expected auto, fp32 or bf16", dtype));
-    }
-    bool gpu = false;
-    if (device == "cuda") {
-        const GpuStatus status = gpu_status(false);
-        if (!status.built) throw UnavailableError("--device cuda: " + status.text + "; " + status.advice);
-        if (!status.usable) {
-            throw UnavailableError(
-                fmt::format("--device cuda: no GPU can be used here ({}); use --device cpu or auto", status.text));
-        }
-        if (ranks > 1) {
-            throw UnavailableError(fmt::format(
-                "--device cuda: this version runs on one GPU with one rank, not {}; leave --ranks out, or use --device "
-                "cpu",
-                ranks));
-        }
-        gpu = true;
-    } else if (device == "auto" && ranks == 1) {
-        gpu = gpu_status(false).usable;
-    }
-    if (gpu) return {"cuda", dtype == "fp32" ? "fp32" : "bf16"};
-    if (dtype == "bf16") throw UsageError("--dtype bf16: the CPU computes in fp32; bf16 needs --device cuda");
-    return {"cpu", "fp32"};
-}
-
-std::int64_t resolve_pass_tokens(const std::string& text, const Execution& execution, int ranks, const Model& model) {
-    if (text.empty() && execution.on_gpu()) return gpu_pass_tokens(model, execution.dtype == "bf16");
-    return parse_pass_tokens(text, ranks);
 }
 
 int threads_per_rank(int ranks_on_host, bool launched_by_mpi) {

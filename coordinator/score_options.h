@@ -1,12 +1,15 @@
 // What `fenwick score` was asked for, as given and as understood.
 #pragma once
 
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "parallel/world_guard.h"
 #include "worker/pass_runner.h"
 
 namespace fenwick {
@@ -27,6 +30,7 @@ struct ScoreOptions {
     bool overwrite = false;
     bool json = false;
     double save_seconds = 20;
+    double comm_timeout = 30;  ///< seconds; ranks that are processes
 };
 
 inline constexpr std::int64_t kUnlimitedPass = 0;
@@ -41,16 +45,29 @@ inline constexpr std::int64_t kDefaultPassTokensPerRank = 16384;
 /// Throws UsageError.
 [[nodiscard]] int resolve_ranks(std::optional<int> asked, int world_size);
 
-/// What --device and --dtype come to in this build and on this machine. auto is cuda, and there bf16, where a GPU can
-/// be used and there is one rank; else the CPU, which has fp32 alone. Throws UnavailableError for cuda where no GPU can
-/// be used or with several ranks, UsageError for bf16 on the CPU.
+/// What --device and --dtype come to in this build and on this machine.
 struct Execution {
     std::string device;
     std::string dtype;
+    int gpu = 0;                       ///< CUDA's number of this rank's GPU
+    std::int64_t gpu_pass_tokens = 0;  ///< what fits into the GPUs of all ranks; 0: not asked yet
+    double comm_timeout = 30;          ///< seconds
     [[nodiscard]] bool on_gpu() const { return device == "cuda"; }
-    [[nodiscard]] Compute compute() const { return {on_gpu(), dtype == "bf16"}; }
+    [[nodiscard]] Compute compute() const {
+        return {on_gpu(), dtype == "bf16", gpu, std::chrono::milliseconds(std::llround(1000 * comm_timeout))};
+    }
 };
-[[nodiscard]] Execution resolve_execution(const std::string& device, const std::string& dtype, int ranks = 1);
+
+/// For ranks of this process: auto is cuda, and there bf16, where a GPU can be used and there is one rank; else the
+/// CPU, which has fp32 alone. The GPU is that of the local rank in SLURM_LOCALID, if any. Throws UnavailableError for
+/// cuda where no GPU can be used or with several ranks, UsageError for bf16 on the CPU.
+[[nodiscard]] Execution resolve_execution(const std::string& device, const std::string& dtype, int ranks = 1,
+                                          const EnvironmentReader& read = process_environment);
+
+/// For ranks that are processes, collective: auto is cuda where this build has NCCL and every rank a GPU of its own.
+/// Every rank's GPU is logged by rank 0. Throws as above, on all ranks; one of them tells why.
+[[nodiscard]] Execution resolve_world_execution(const std::string& device, const std::string& dtype, Communicator& comm,
+                                                int local_rank);
 
 /// Tokens of a pass: what --pass-tokens says, else what fits into the GPU's memory, or the CPU's default.
 [[nodiscard]] std::int64_t resolve_pass_tokens(const std::string& text, const Execution& execution, int ranks,

@@ -48,6 +48,12 @@ public:
     explicit UnavailableError(const std::string& message) : Error(ExitCode::kUnavailable, message) {}
 };
 
+/// A peer of this process is gone or no longer answers (exit 69, or 75 where progress was saved).
+class PeerLostError : public UnavailableError {
+public:
+    explicit PeerLostError(const std::string& message) : UnavailableError(message) {}
+};
+
 /// A broken promise of our own code (exit 70).
 class InternalError : public Error {
 public:

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "core/errors.h"
+#include "parallel/world_status.h"
+
 namespace fenwick {
 
 /// One message of a group. `bytes` lives until `exchange` returns.
@@ -32,12 +35,18 @@ public:
 
     /// Executes all sends and receives as one group; no order among them is needed to avoid deadlock. A message to
     /// oneself is allowed. Sizes of a matching pair must agree. Messages past 2 GiB are allowed.
-    /// Throws UnavailableError when a peer failed (its world was aborted), InternalError on mismatched sizes.
+    /// Throws PeerLostError when a peer failed (its world was aborted) or is silent, InternalError on mismatched sizes.
     virtual void exchange(std::span<const SendOp> sends, std::span<const RecvOp> recvs) = 0;
 
-    /// Makes every rank that waits, or comes to wait, in `exchange` fail with UnavailableError naming this rank and
-    /// `reason`. Called by whoever catches a rank's error.
-    virtual void abort(const std::string& reason) noexcept = 0;
+    /// Makes every rank that waits, or comes to wait, in `exchange` fail with PeerLostError naming this rank and
+    /// `reason`. Called by whoever catches a rank's error. A world of processes ends with `code`.
+    virtual void abort(const std::string& reason, ExitCode code) noexcept = 0;
+
+    /// What this rank says of itself; whoever works on it keeps it up to date.
+    [[nodiscard]] WorldStatus& status() { return status_; }
+
+private:
+    WorldStatus status_;
 };
 
 /// Copies `bytes` of `root` to all ranks (binomial tree).

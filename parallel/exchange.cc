@@ -19,42 +19,41 @@ void check_list(const char* name, const NodeSummaries& list, const BlockRun& blo
 
 /// One list as one message. A single node is sent from where it is and received where it stays.
 struct OutMessage {
-    Buffer<float> packed;
+    std::shared_ptr<SummaryBuffer> packed;
     std::span<const std::byte> bytes;
 
-    explicit OutMessage(const NodeSummaries& list) {
-        if (list.size() == 1) {
-            bytes = std::as_bytes(std::span(list.values(0), static_cast<std::size_t>(list.floats())));
-            return;
+    OutMessage(const NodeSummaries& list, SummaryMemory& memory) {
+        const float* values = list.values(0);
+        if (list.size() > 1) {
+            packed = memory.allocate(list.size() * list.floats());
+            for (std::int64_t i = 0; i < list.size(); ++i) {
+                memory.copy(list.values(i), list.floats(), packed->data() + i * list.floats());
+            }
+            values = packed->data();
         }
-        packed = Buffer<float>(list.size() * list.floats());
-        for (std::int64_t i = 0; i < list.size(); ++i) {
-            std::copy_n(list.values(i), list.floats(), packed.data() + i * list.floats());
-        }
-        bytes = std::as_bytes(std::span<const float>(packed.data(), static_cast<std::size_t>(packed.size())));
+        bytes = std::as_bytes(std::span(values, static_cast<std::size_t>(list.size() * list.floats())));
     }
 };
 
 struct InMessage {
     std::int64_t nodes = 0;
-    std::shared_ptr<Buffer<float>> packed;
+    std::shared_ptr<SummaryBuffer> packed;
 
-    InMessage(const BlockRun& blocks, std::int64_t floats)
-        : nodes(static_cast<std::int64_t>(canonical_cover(blocks).size())),
-          packed(std::make_shared<Buffer<float>>(nodes * floats)) {}
+    InMessage(const BlockRun& blocks, std::int64_t floats, SummaryMemory& memory)
+        : nodes(static_cast<std::int64_t>(canonical_cover(blocks).size())), packed(memory.allocate(nodes * floats)) {}
 
     [[nodiscard]] std::span<std::byte> bytes() const {
         return std::as_writable_bytes(std::span(packed->data(), static_cast<std::size_t>(packed->size())));
     }
 
-    [[nodiscard]] NodeSummaries unpack(const BlockRun& blocks, std::int64_t floats) const {
+    [[nodiscard]] NodeSummaries unpack(const BlockRun& blocks, std::int64_t floats, SummaryMemory& memory) const {
         if (nodes == 1) return {floats, blocks, {packed}};
         // Apart from each other, so that a node which lives on does not keep the whole message alive.
         std::vector<Summary> summaries;
         for (std::int64_t i = 0; i < nodes; ++i) {
-            auto summary = std::make_shared<Buffer<float>>(floats);
-            std::copy_n(packed->data() + i * floats, floats, summary->data());
-            summaries.push_back(std::move(summary));
+            const std::shared_ptr<SummaryBuffer> summary = memory.allocate(floats);
+            memory.copy(packed->data() + i * floats, floats, summary->data());
+            summaries.push_back(summary);
         }
         return {floats, blocks, std::move(summaries)};
     }
@@ -62,40 +61,42 @@ struct InMessage {
 
 class Executor {
 public:
-    Executor(Communicator& comm, const ExchangeSchedule& schedule, NodeSummaries own, const CombineFunction& combine)
-        : comm_(comm),
-          joiner_(combine),
+    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, NodeSummaries own)
+        : memory_(memory),
+          joiner_(memory.summaries()),
           floats_(own.floats()),
-          prefix_(own.floats(), schedule.shard(comm.rank()).first),
+          prefix_(own.floats(), schedule.shard(memory.rank()).first),
           group_(std::move(own)) {}
 
-    void run(const ExchangeRound& round) {
+    /// Joins with the group are left for when it is needed next: the entering nodes do not wait for them.
+    void run(int number, const ExchangeRound& round) {
+        bring_group_up_to_date();
+        SummaryMemory& lists = memory_.summaries();
         std::vector<OutMessage> out;
         std::vector<SendOp> sends;
         out.reserve(round.sends.size());
         for (const ListSend& send : round.sends) {
             const NodeSummaries& list = send.list == HeldList::kGroup ? group_ : tail_;
             check_list("list to send", list, send.blocks, floats_);
-            sends.push_back({send.to, out.emplace_back(list).bytes});
+            sends.push_back({send.to, out.emplace_back(list, lists).bytes});
         }
         std::vector<InMessage> in;
         std::vector<RecvOp> recvs;
         in.reserve(round.receives.size());
         for (const ListReceive& receive : round.receives) {
-            recvs.push_back({receive.from, in.emplace_back(receive.blocks, floats_).bytes()});
+            recvs.push_back({receive.from, in.emplace_back(receive.blocks, floats_, lists).bytes()});
         }
-        comm_.exchange(sends, recvs);
+        if (!sends.empty() || !recvs.empty()) memory_.exchange(number, sends, recvs);
         for (std::size_t i = 0; i < in.size(); ++i) {
-            use(round.receives[i].use, in[i].unpack(round.receives[i].blocks, floats_));
+            use(round.receives[i].use, in[i].unpack(round.receives[i].blocks, floats_, lists));
         }
-        if (round.tail_joins_group) {
-            group_ = joiner_.join(group_, tail_);
-            tail_ = NodeSummaries();
-        }
+        tail_joins_group_ = round.tail_joins_group;
     }
 
-    ExchangeResult finish(const NodeSummaries& carried_in) {
-        return {joiner_.join(carried_in, prefix_), joiner_.join(carried_in, group_)};
+    [[nodiscard]] NodeSummaries entering(const NodeSummaries& carried_in) { return joiner_.join(carried_in, prefix_); }
+    [[nodiscard]] NodeSummaries end(const NodeSummaries& carried_in) {
+        bring_group_up_to_date();
+        return joiner_.join(carried_in, group_);
     }
 
 private:
@@ -103,10 +104,10 @@ private:
         switch (how) {
             case ListUse::kBeforePrefixAndGroup:
                 prefix_ = joiner_.join(list, prefix_);
-                group_ = joiner_.join(list, group_);
+                before_group_.push_back(std::move(list));
                 return;
             case ListUse::kAfterGroup:
-                group_ = joiner_.join(group_, list);
+                after_group_.push_back(std::move(list));
                 return;
             case ListUse::kAsTail:
                 tail_ = std::move(list);
@@ -114,28 +115,81 @@ private:
         }
     }
 
-    Communicator& comm_;
+    void bring_group_up_to_date() {
+        for (const NodeSummaries& list : before_group_) group_ = joiner_.join(list, group_);
+        for (const NodeSummaries& list : after_group_) group_ = joiner_.join(group_, list);
+        before_group_.clear();
+        after_group_.clear();
+        if (!tail_joins_group_) return;
+        group_ = joiner_.join(group_, tail_);
+        tail_ = NodeSummaries();
+        tail_joins_group_ = false;
+    }
+
+    ExchangeMemory& memory_;
     NodeJoiner joiner_;
+    std::vector<NodeSummaries> before_group_;  ///< received, not yet joined with the group
+    std::vector<NodeSummaries> after_group_;
+    bool tail_joins_group_ = false;
     std::int64_t floats_;
     NodeSummaries prefix_;  ///< from the pass's start to the shard's
     NodeSummaries group_;   ///< of the ranks that this one knows of, itself among them
     NodeSummaries tail_;    ///< of the ranks after its full group, until it joins `group_`
 };
 
+class HostExchange final : public ExchangeMemory {
+public:
+    HostExchange(Communicator& comm, const CombineFunction& combine) : comm_(comm), summaries_(combine) {}
+    [[nodiscard]] SummaryMemory& summaries() override { return summaries_; }
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    void exchange(int /*round*/, std::span<const SendOp> sends, std::span<const RecvOp> recvs) override {
+        comm_.exchange(sends, recvs);
+    }
+
+private:
+    Communicator& comm_;
+    HostSummaries summaries_;
+};
+
 }  // namespace
+
+ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory, NodeSummaries own_cover,
+                            const NodeSummaries& carried_in, const std::function<void()>& on_entering) {
+    if (schedule.ranks() != memory.size()) {
+        throw InternalError(
+            fmt::format("exchange: the schedule is for {} ranks, the world has {}", schedule.ranks(), memory.size()));
+    }
+    const std::int64_t floats = carried_in.floats();
+    check_list("carried-in list", carried_in, schedule.carried_in(), floats);
+    const std::vector<ExchangeRound>& rounds = schedule.rounds[static_cast<std::size_t>(memory.rank())];
+    const auto brings_prefix = [](const ExchangeRound& round) {
+        return std::any_of(round.receives.begin(), round.receives.end(),
+                           [](const ListReceive& receive) { return receive.use == ListUse::kBeforePrefixAndGroup; });
+    };
+    const std::ptrdiff_t rounds_to_entering =
+        std::find_if(rounds.rbegin(), rounds.rend(), brings_prefix).base() - rounds.begin();
+    check_list("own cover", own_cover, schedule.shard(memory.rank()), floats);
+    Executor executor(memory, schedule, std::move(own_cover));
+    ExchangeResult result;
+    const auto enter_after = [&](std::ptrdiff_t done) {
+        if (done != rounds_to_entering) return;
+        result.entering = executor.entering(carried_in);
+        if (on_entering) on_entering();
+    };
+    enter_after(0);
+    for (std::ptrdiff_t round = 0; round < std::ssize(rounds); ++round) {
+        executor.run(static_cast<int>(round), rounds[static_cast<std::size_t>(round)]);
+        enter_after(round + 1);
+    }
+    result.end = owned(executor.end(carried_in), memory.summaries());
+    return result;
+}
 
 ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
                             const NodeSummaries& carried_in, const CombineFunction& combine) {
-    if (schedule.ranks() != comm.size()) {
-        throw InternalError(
-            fmt::format("exchange: the schedule is for {} ranks, the world has {}", schedule.ranks(), comm.size()));
-    }
-    const std::int64_t floats = own_cover.floats();
-    check_list("own cover", own_cover, schedule.shard(comm.rank()), floats);
-    check_list("carried-in list", carried_in, schedule.carried_in(), floats);
-    Executor executor(comm, schedule, std::move(own_cover), combine);
-    for (const ExchangeRound& round : schedule.rounds[static_cast<std::size_t>(comm.rank())]) executor.run(round);
-    return executor.finish(carried_in);
+    HostExchange memory(comm, combine);
+    return run_exchange(schedule, memory, std::move(own_cover), carried_in);
 }
 
 }  // namespace fenwick

@@ -6,6 +6,9 @@
 // number of ranks nor on who formed them.
 #pragma once
 
+#include <functional>
+#include <span>
+
 #include "parallel/communicator.h"
 #include "parallel/exchange_schedule.h"
 #include "parallel/node_summaries.h"
@@ -17,9 +20,28 @@ struct ExchangeResult {
     NodeSummaries end;       ///< complete nodes of the whole prefix after the pass: the next pass's `carried_in`
 };
 
+/// Memory of the lists, with messages between the ranks' memories.
+class ExchangeMemory {
+public:
+    virtual ~ExchangeMemory() = default;
+    [[nodiscard]] virtual SummaryMemory& summaries() = 0;
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// One round's group of messages, as Communicator::exchange; `bytes` are of the summaries' memory.
+    virtual void exchange(int round, std::span<const SendOp> sends, std::span<const RecvOp> recvs) = 0;
+};
+
 /// Collective: every rank calls it with the same schedule. `own_cover`: the list of this rank's complete blocks
-/// (`cover_of_blocks`); `carried_in`: the previous pass's `end`, or the empty list before block 0. One message per list
-/// and peer. Throws InternalError when a list is not what the schedule says, UnavailableError when a peer failed.
+/// (`cover_of_blocks`), borrowed until the exchange is over; `carried_in`: the previous pass's `end`, or the empty list
+/// before block 0. One message per list and peer, packed. `on_entering`, where given, is called as soon as `entering`
+/// is known (its values in the order of the memory's stream): on rank 0 before anything else, on others after the last
+/// round that brings lists from the left. Throws InternalError when a list is not what the schedule says, PeerLostError
+/// when a peer failed.
+[[nodiscard]] ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory,
+                                          NodeSummaries own_cover, const NodeSummaries& carried_in,
+                                          const std::function<void()>& on_entering = nullptr);
+
+/// The same in host memory.
 [[nodiscard]] ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
                                           const NodeSummaries& carried_in, const CombineFunction& combine);
 

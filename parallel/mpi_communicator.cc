@@ -1,7 +1,6 @@
 #include "parallel/mpi_communicator.h"
 
 #include <fmt/format.h>
-#include <mpi.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -10,30 +9,17 @@
 #include <thread>
 
 #include "core/errors.h"
+#include "parallel/mpi_calls.h"
 
 namespace fenwick {
 namespace {
 
+using mpi::check;
+using mpi::describe;
+using mpi::log_unless_ok;
+
 constexpr int kTag = 1;
-
-std::string describe(int code) {
-    char text[MPI_MAX_ERROR_STRING] = {};
-    int length = 0;
-    if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return fmt::format("MPI error {}", code);
-    return {text, static_cast<std::size_t>(length)};
-}
-
-void check(int code, std::string_view call) {
-    if (code != MPI_SUCCESS) throw UnavailableError(fmt::format("{}: {}", call, describe(code)));
-}
-
-void log_unless_ok(int code, std::string_view call) noexcept {
-    if (code == MPI_SUCCESS) return;
-    try {
-        spdlog::error("{}: {}", call, describe(code));
-    } catch (...) {  // NOLINT(bugprone-empty-catch): nothing is left to report with
-    }
-}
+using CallLock = std::lock_guard<std::timed_mutex>;
 
 /// Short waits spin (a summary takes microseconds); long ones leave the core to others.
 class BackOff {
@@ -98,6 +84,7 @@ public:
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
     ~Group() {
+        const CallLock lock(mpi::call_mutex());
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) continue;
             if (parts_[i].receive) log_unless_ok(MPI_Cancel(&requests_[i]), "MPI_Cancel");
@@ -108,6 +95,7 @@ public:
     void receive(const RecvOp& op) {
         for_parts(op.bytes.size(), [&](std::size_t offset, int count) {
             start({op.from, count, true});
+            const CallLock lock(mpi::call_mutex());
             check(MPI_Irecv(op.bytes.data() + offset, count, MPI_BYTE, op.from, kTag, comm_, &requests_.back()),
                   "MPI_Irecv");
         });
@@ -116,6 +104,7 @@ public:
     void send(const SendOp& op) {
         for_parts(op.bytes.size(), [&](std::size_t offset, int count) {
             start({op.to, count, false});
+            const CallLock lock(mpi::call_mutex());
             check(MPI_Isend(op.bytes.data() + offset, count, MPI_BYTE, op.to, kTag, comm_, &requests_.back()),
                   "MPI_Isend");
         });
@@ -128,13 +117,14 @@ public:
         const auto count = static_cast<int>(requests_.size());
         BackOff back_off;
         for (int done = 0; done == 0;) {
-            const int code = MPI_Testall(count, requests_.data(), &done, statuses.data());
+            const int code = test_all(count, done, statuses);
             if (code == MPI_ERR_IN_STATUS) throw_first_error(statuses);
             check(code, "MPI_Testall");
             if (done != 0) break;
             if (options_.timeout && std::chrono::steady_clock::now() - begun > *options_.timeout) throw_timeout();
             back_off.pause();
         }
+        const CallLock lock(mpi::call_mutex());
         for (std::size_t i = 0; i < parts_.size(); ++i) {
             if (parts_[i].receive) check_size(statuses[i], parts_[i]);
         }
@@ -146,6 +136,11 @@ private:
         int bytes = 0;
         bool receive = false;
     };
+
+    int test_all(int count, int& done, std::vector<MPI_Status>& statuses) {
+        const CallLock lock(mpi::call_mutex());
+        return MPI_Testall(count, requests_.data(), &done, statuses.data());
+    }
 
     template <class Each>
     void for_parts(std::size_t size, Each each) {
@@ -172,6 +167,7 @@ private:
     }
 
     [[noreturn]] void throw_first_error(const std::vector<MPI_Status>& statuses) const {
+        const CallLock lock(mpi::call_mutex());
         for (std::size_t i = 0; i < statuses.size(); ++i) {
             const int code = statuses[i].MPI_ERROR;
             if (code == MPI_SUCCESS || code == MPI_ERR_PENDING) continue;
@@ -181,7 +177,7 @@ private:
                 throw InternalError(fmt::format("rank {} sent more bytes to rank {} than the {} that it expects",
                                                 parts_[i].peer, rank_, parts_[i].bytes));
             }
-            throw UnavailableError(
+            throw PeerLostError(
                 fmt::format("message between rank {} and rank {}: {}", rank_, parts_[i].peer, describe(code)));
         }
         throw UnavailableError("MPI_Testall: an error without a request");
@@ -190,13 +186,14 @@ private:
     /// MPI_Testall leaves all requests as they were until all are done: ask each one, to name only who is missing.
     [[noreturn]] void throw_timeout() {
         std::set<int> awaited;
+        const CallLock lock(mpi::call_mutex());
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             int done = 0;
             check(MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE), "MPI_Test");
             if (done == 0) awaited.insert(parts_[i].peer);
         }
-        throw UnavailableError(fmt::format("rank {} waited {} ms for rank(s) {}, which did not answer", rank_,
-                                           options_.timeout->count(), fmt::join(awaited, ", ")));
+        throw PeerLostError(fmt::format("rank {} waited {} ms for rank(s) {}, which did not answer", rank_,
+                                        options_.timeout->count(), fmt::join(awaited, ", ")));
     }
 
     MPI_Comm comm_;
@@ -228,13 +225,26 @@ void MpiCommunicator::exchange(std::span<const SendOp> sends, std::span<const Re
     group.wait();
 }
 
-void MpiCommunicator::abort(const std::string& reason) noexcept {
+int MpiCommunicator::local_rank() const {
+    MPI_Comm host = MPI_COMM_NULL;
+    int place = 0;
+    const CallLock lock(mpi::call_mutex());
+    check(MPI_Comm_split_type(handle_->comm, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+    check(MPI_Comm_rank(host, &place), "MPI_Comm_rank");
+    check(MPI_Comm_free(&host), "MPI_Comm_free");
+    return place;
+}
+
+void MpiCommunicator::abort(const std::string& reason, ExitCode code) noexcept {
     try {
-        spdlog::error("rank {} of {} failed: {}; ending the MPI world", rank_, size_, reason);
+        const std::string next =
+            code == ExitCode::kInterrupted ? "; progress is saved: run again with --resume to continue" : "";
+        spdlog::error("rank {} of {}, {}: {}; ending the MPI world{}", rank_, size_, step_text(status().step()), reason,
+                      next);
         spdlog::default_logger()->flush();
     } catch (...) {  // NOLINT(bugprone-empty-catch): the world has to end, with or without its message
     }
-    log_unless_ok(MPI_Abort(handle_->comm, static_cast<int>(ExitCode::kUnavailable)), "MPI_Abort");
+    mpi::end_world(handle_->comm, static_cast<int>(code));
 }
 
 }  // namespace fenwick

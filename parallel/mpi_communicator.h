@@ -39,7 +39,8 @@ struct MpiOptions {
 
 /// A private copy of MPI_COMM_WORLD (collective to make and to destroy). `exchange` throws UnavailableError naming the
 /// awaited ranks when the timeout passes; after any error of `exchange` the only use left is `abort`, which logs this
-/// rank and the reason and ends all processes of the world with exit code 69: an MPI world cannot go on without a rank.
+/// rank, its step and the reason and ends all processes of the world with the code: an MPI world cannot go on without a
+/// rank. Other threads may call MPI at the same time if they hold the mutex of mpi_calls.h, as MpiMonitor does.
 class MpiCommunicator final : public Communicator {
 public:
     /// Throws UnavailableError when MPI refuses, UsageError for impossible options.
@@ -52,7 +53,11 @@ public:
     [[nodiscard]] int size() const override { return size_; }
     [[nodiscard]] std::string name() const override { return "mpi"; }
     void exchange(std::span<const SendOp> sends, std::span<const RecvOp> recvs) override;
-    void abort(const std::string& reason) noexcept override;
+    void abort(const std::string& reason, ExitCode code) noexcept override;
+
+    /// Collective, before an MpiMonitor watches. Number of this rank among those of its host, from 0 (MPI's
+    /// shared-memory domain): its local rank.
+    [[nodiscard]] int local_rank() const;
 
 private:
     struct Handle;  ///< the MPI communicator

@@ -17,8 +17,65 @@ namespace fenwick {
 /// `out` is memory apart from both.
 using CombineFunction = std::function<void(const float* left, const float* right, float* out)>;
 
+/// Memory of one node's values, or of several in a row: the host's, or a device's (where only kernels and copies
+/// reach).
+class SummaryBuffer {
+public:
+    /// Host memory, uninitialised.
+    explicit SummaryBuffer(std::int64_t floats)
+        : SummaryBuffer(host_memory(std::make_shared<Buffer<float>>(floats)), floats) {}
+    SummaryBuffer(std::shared_ptr<float> memory, std::int64_t floats) : memory_(std::move(memory)), floats_(floats) {}
+    /// Somebody else's memory, for as long as that stays. `owned` makes lists of such nodes last.
+    [[nodiscard]] static SummaryBuffer borrowed(const float* data, std::int64_t floats) {
+        SummaryBuffer buffer(std::shared_ptr<float>(const_cast<float*>(data), [](float*) {}), floats);
+        buffer.borrowed_ = true;
+        return buffer;
+    }
+    [[nodiscard]] bool is_borrowed() const { return borrowed_; }
+
+    [[nodiscard]] float* data() { return memory_.get(); }
+    [[nodiscard]] const float* data() const { return memory_.get(); }
+    [[nodiscard]] std::int64_t size() const { return floats_; }
+
+private:
+    [[nodiscard]] static std::shared_ptr<float> host_memory(std::shared_ptr<Buffer<float>> buffer) {
+        float* data = buffer->data();
+        return {std::move(buffer), data};
+    }
+
+    std::shared_ptr<float> memory_;
+    std::int64_t floats_;
+    bool borrowed_ = false;
+};
+
 /// One node's summary: immutable, shared between the lists that contain it, never copied.
-using Summary = std::shared_ptr<const Buffer<float>>;
+using Summary = std::shared_ptr<const SummaryBuffer>;
+
+/// Where summaries lie, and what can be done with them there: host memory and functions, or a device and its stream.
+/// With a stream, everything is done in its order and nothing waits.
+class SummaryMemory {
+public:
+    virtual ~SummaryMemory() = default;
+    [[nodiscard]] virtual std::shared_ptr<SummaryBuffer> allocate(std::int64_t floats) = 0;
+    virtual void copy(const float* from, std::int64_t floats, float* to) = 0;
+    /// Siblings to parents: out[i] = combine(children[2 i], children[2 i + 1]) for i < pairs, summaries of `floats` in
+    /// a row. `out` is memory apart from `children`.
+    virtual void combine_siblings(const float* children, std::int64_t pairs, std::int64_t floats, float* out) = 0;
+    virtual void combine(const float* left, const float* right, float* out) = 0;
+};
+
+/// Host memory and a function.
+class HostSummaries final : public SummaryMemory {
+public:
+    explicit HostSummaries(CombineFunction combine) : combine_(std::move(combine)) {}
+    [[nodiscard]] std::shared_ptr<SummaryBuffer> allocate(std::int64_t floats) override;
+    void copy(const float* from, std::int64_t floats, float* to) override;
+    void combine_siblings(const float* children, std::int64_t pairs, std::int64_t floats, float* out) override;
+    void combine(const float* left, const float* right, float* out) override { combine_(left, right, out); }
+
+private:
+    CombineFunction combine_;
+};
 
 /// The canonical cover of a run of complete blocks, left to right, one summary of `floats()` fp32 values per node.
 /// Copying a list copies pointers.
@@ -52,18 +109,29 @@ private:
 /// for each layer and pass: a node's summary is another one elsewhere.
 class NodeJoiner {
 public:
-    explicit NodeJoiner(CombineFunction combine) : combine_(std::move(combine)) {}
+    /// `memory` is where the lists lie; it outlives this object.
+    explicit NodeJoiner(SummaryMemory& memory) : memory_(memory) {}
     /// Throws InternalError when `right` does not start where `left` ends or the summaries differ in size.
     [[nodiscard]] NodeSummaries join(const NodeSummaries& left, const NodeSummaries& right);
 
 private:
-    CombineFunction combine_;
+    SummaryMemory& memory_;
     std::map<Node, Summary> formed_;
 };
 
-/// The list of a shard's complete blocks: row i of `summaries` [blocks, floats] is block first_block + i. Rows are
-/// copied. Without rows it is the empty list before `first_block`.
+/// Floats of scratch that `cover_of_blocks` needs: all nodes of a shard of so many blocks, wherever it starts.
+[[nodiscard]] constexpr std::int64_t cover_scratch_floats(std::int64_t blocks, std::int64_t floats) {
+    return blocks > 1 ? (blocks - 1) * floats : 0;
+}
+
+/// The list of a shard's complete blocks: row i of `summaries` [blocks, floats], contiguous and in `memory`, is block
+/// first_block + i. All nodes of one bit are formed together. The list's nodes stay where they are, in `summaries` and
+/// `scratch`, and are borrowed from there. Without rows it is the empty list before `first_block`. `scratch`:
+/// cover_scratch_floats(blocks, floats) floats of the same memory.
 [[nodiscard]] NodeSummaries cover_of_blocks(std::int64_t first_block, MatrixView<const float> summaries,
-                                            const CombineFunction& combine);
+                                            SummaryMemory& memory, float* scratch);
+
+/// The same list, with copies of the nodes that are borrowed.
+[[nodiscard]] NodeSummaries owned(const NodeSummaries& list, SummaryMemory& memory);
 
 }  // namespace fenwick

@@ -28,7 +28,7 @@ void SelfCommunicator::exchange(std::span<const SendOp> sends, std::span<const R
     }
 }
 
-void SelfCommunicator::abort(const std::string& reason) noexcept {
+void SelfCommunicator::abort(const std::string& reason, ExitCode /*code*/) noexcept {
     if (aborted_) return;
     aborted_ = true;
     try {

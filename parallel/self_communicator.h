@@ -12,7 +12,7 @@ public:
     [[nodiscard]] int size() const override { return 1; }
     [[nodiscard]] std::string name() const override { return "self"; }
     void exchange(std::span<const SendOp> sends, std::span<const RecvOp> recvs) override;
-    void abort(const std::string& reason) noexcept override;
+    void abort(const std::string& reason, ExitCode code) noexcept override;
 
 private:
     bool aborted_ = false;

@@ -1,7 +1,9 @@
 // Which blocks of a pass each rank holds.
 //
 //   blocks of the pass: [first_token >> 12, ceil((first_token + tokens) / 4096)), the last one perhaps short;
-//   n blocks over P ranks: rank p holds n / P of them, one more for p < n mod P, in rank order.
+//   n blocks over P ranks: rank p holds n / P of them, one more for p < n mod P, in rank order;
+//   or, where a rank has many blocks and later ones cost more (block z is entered by popcount(z) states), cut so that
+//   the ranks' costs  sum over z of 1 + level_cost * popcount(z)  are nearly equal.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +35,12 @@ struct ShardPlan {
 /// `first_token`: where the pass starts in the document, a multiple of kBlockTokens. More ranks than blocks, and no
 /// tokens at all, are fine: the last ranks' shards are empty. Throws UsageError for ranks < 1, InternalError for a
 /// start that is negative or inside a block and for negative `tokens`.
-[[nodiscard]] ShardPlan make_shard_plan(std::int64_t first_token, std::int64_t tokens, int ranks);
+/// `level_cost`: what a state that enters a block costs, as a share of the block's other work. Shards of unequal size
+/// start at multiples of a 32nd of an equal one, so that their lists stay short; below 32 blocks a rank they are equal.
+[[nodiscard]] ShardPlan make_shard_plan(std::int64_t first_token, std::int64_t tokens, int ranks,
+                                        double level_cost = 0.0);
+
+/// Sum of the number of set bits of 0, 1, ..., blocks - 1: entering states of a document's first blocks.
+[[nodiscard]] std::int64_t entering_states(std::int64_t blocks);
 
 }  // namespace fenwick

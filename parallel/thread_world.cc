@@ -71,10 +71,10 @@ void ThreadWorld::State::wait(Lock& lock, int rank, const Deadline& deadline, Re
     } else {
         box(rank).changed.wait(lock, wakes);
     }
-    if (aborted_) throw UnavailableError(fmt::format("rank {} ended the world: {}", failed_rank_, reason_));
+    if (aborted_) throw PeerLostError(fmt::format("rank {} ended the world: {}", failed_rank_, reason_));
     if (!in_time) {
-        throw UnavailableError(fmt::format("rank {} waited {} ms for rank(s) {}, which did not answer", rank,
-                                           timeout_->count(), fmt::join(awaited, ", ")));
+        throw PeerLostError(fmt::format("rank {} waited {} ms for rank(s) {}, which did not answer", rank,
+                                        timeout_->count(), fmt::join(awaited, ", ")));
     }
 }
 
@@ -178,7 +178,7 @@ public:
     void exchange(std::span<const SendOp> sends, std::span<const RecvOp> recvs) override {
         state_->exchange(rank_, sends, recvs);
     }
-    void abort(const std::string& reason) noexcept override { state_->abort(rank_, reason); }
+    void abort(const std::string& reason, ExitCode /*code*/) noexcept override { state_->abort(rank_, reason); }
 
 private:
     std::shared_ptr<ThreadWorld::State> state_;
@@ -213,7 +213,7 @@ void run_thread_ranks(int ranks, const std::function<void(Communicator&)>& body,
                 const std::lock_guard<std::mutex> lock(mutex);
                 if (!first_error) first_error = std::current_exception();
             }
-            comm->abort(reason);
+            comm->abort(reason, ExitCode::kUnavailable);
         };
         try {
             body(*comm);
@@ -230,7 +230,7 @@ void run_thread_ranks(int ranks, const std::function<void(Communicator&)>& body,
             for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run_rank, rank);
         } catch (const std::system_error& error) {
             const std::string reason = fmt::format("could not start {} threads, one a rank: {}", ranks, error.what());
-            world.communicator(0)->abort(reason);
+            world.communicator(0)->abort(reason, ExitCode::kUnavailable);
             threads.clear();
             throw UnavailableError(reason);
         }

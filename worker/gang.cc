@@ -9,11 +9,12 @@
 #include "parallel/collectives.h"
 #include "parallel/shard_plan.h"
 #include "worker/saved_state.h"
+#include "worker/shard_cost.h"
 
 namespace fenwick {
 namespace {
 
-enum class Order : std::int64_t { kBegin, kPass, kRestore, kFinish };
+enum class Order : std::int64_t { kBegin, kPass, kRestore, kNote, kFinish };
 
 // What rank 0 tells the others before each collective step.
 struct Command {
@@ -21,10 +22,26 @@ struct Command {
     std::int64_t first_token = 0;  // kPass: where the pass starts; kRestore: the position restored
     std::int64_t tokens = 0;       // kPass: tokens of the pass
     std::int64_t targets = 0;      // kPass: losses asked for: `tokens`, or one less at the document's end
+    std::int64_t resumable = 0;    // WorldStatus::resumable of rank 0
 };
 
 std::span<std::byte> bytes_of(Command& command) {
     return std::as_writable_bytes(std::span<Command>(&command, 1));
+}
+
+Activity activity_of(Order order) {
+    switch (order) {
+        case Order::kPass:
+            return Activity::kPass;
+        case Order::kRestore:
+            return Activity::kRestoring;
+        case Order::kFinish:
+            return Activity::kEnding;
+        case Order::kBegin:
+        case Order::kNote:
+            break;
+    }
+    return Activity::kWaiting;
 }
 
 // Targets of one shard: one for each token, but none past the end of the document.
@@ -42,8 +59,22 @@ public:
 
     // Tells all ranks what comes (rank 0 passes the command, the others get it).
     Command announce(Command command = {}) {
+        command.resumable = told_resumable_ ? 1 : 0;
         broadcast(comm_, bytes_of(command), 0);
+        comm_.status().set_resumable(command.resumable != 0);
+        comm_.status().set_step({activity_of(command.order), -1, command.first_token, {}});
         return command;
+    }
+
+    // What was ordered is done.
+    void rest() { comm_.status().set_step({Activity::kWaiting, -1, position_, {}}); }
+
+    void set_resumable(bool resumable) {
+        if (told_resumable_ == resumable) return;
+        told_resumable_ = resumable;
+        comm_.status().set_resumable(resumable);
+        announce({Order::kNote, position_, 0, 0, 0});
+        rest();
     }
 
     void begin() {
@@ -53,7 +84,8 @@ public:
 
     // `tokens` and `nll` on rank 0 alone: the pass's tokens and the last target; its losses.
     void pass(const Command& command, std::span<const std::int32_t> tokens, std::span<float> nll) {
-        const ShardPlan plan = make_shard_plan(command.first_token, command.tokens, comm_.size());
+        const ShardPlan plan =
+            make_shard_plan(command.first_token, command.tokens, comm_.size(), level_cost(prefill_->model()));
         const Shard& mine = plan.shard(comm_.rank());
         const std::int64_t targets = shard_targets(mine, command);
         const std::vector<std::int32_t> own = scatter_tokens(command, plan, tokens);
@@ -68,6 +100,7 @@ public:
         }
         gather_to_root(comm_, std::as_bytes(std::span<const float>(losses)), sizes, std::as_writable_bytes(nll));
         position_ += command.tokens;
+        rest();
     }
 
     void save(const std::filesystem::path& file) {
@@ -89,16 +122,19 @@ public:
             const std::size_t nodes = canonical_cover(prefix).size();
             std::vector<Summary> summaries;
             for (std::size_t i = 0; i < nodes; ++i) {
-                auto summary = std::make_shared<Buffer<float>>(floats);
+                auto summary = std::make_shared<SummaryBuffer>(floats);
                 if (comm_.rank() == 0) {
                     std::copy_n(carry.nodes.values(static_cast<std::int64_t>(i)), floats, summary->data());
                 }
-                broadcast(comm_, std::as_writable_bytes(std::span<float>(summary->data(), summary->end())), 0);
+                broadcast(comm_,
+                          std::as_writable_bytes(std::span<float>(summary->data(), static_cast<std::size_t>(floats))),
+                          0);
                 summaries.push_back(std::move(summary));
             }
             carry.nodes = NodeSummaries(floats, prefix, std::move(summaries));
         }
         prefill_->carries_changed(position);
+        rest();
     }
 
     [[nodiscard]] std::int64_t position() const { return position_; }
@@ -130,6 +166,7 @@ private:
     Communicator& comm_;
     std::unique_ptr<PassRunner> prefill_;
     std::int64_t position_ = 0;
+    bool told_resumable_ = false;
 };
 
 Gang::Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute) {
@@ -140,7 +177,7 @@ Gang::Gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, 
 Gang::~Gang() = default;
 
 void Gang::begin_document() {
-    rank_->announce({Order::kBegin, 0, 0, 0});
+    rank_->announce({Order::kBegin, 0, 0, 0, 0});
     rank_->begin();
 }
 
@@ -156,7 +193,7 @@ void Gang::score_pass(std::span<const std::int32_t> tokens, std::int64_t count, 
         throw InternalError("score_pass: " + std::to_string(given) + " tokens, count " + std::to_string(count) + ", " +
                             std::to_string(nll.size()) + " losses at position " + std::to_string(position()));
     }
-    const Command command = rank_->announce({Order::kPass, position(), count, given - 1});
+    const Command command = rank_->announce({Order::kPass, position(), count, given - 1, 0});
     rank_->pass(command, tokens, nll);
 }
 
@@ -168,12 +205,16 @@ void Gang::save_state(const std::filesystem::path& file) {
 void Gang::restore_state(const std::filesystem::path& file) {
     rank_->begin();
     const std::int64_t position = rank_->load(file);  // throws before anyone else is involved
-    rank_->announce({Order::kRestore, position, 0, 0});
+    rank_->announce({Order::kRestore, position, 0, 0, 0});
     rank_->spread_nodes(position);
 }
 
+void Gang::set_resumable(bool resumable) {
+    rank_->set_resumable(resumable);
+}
+
 void Gang::finish() {
-    rank_->announce({Order::kFinish, 0, 0, 0});
+    rank_->announce({Order::kFinish, 0, 0, 0, 0});
 }
 
 void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int threads, Compute compute) {
@@ -190,6 +231,9 @@ void serve_gang(std::shared_ptr<const Model> model, Communicator& comm, int thre
             case Order::kRestore:
                 rank.begin();
                 rank.spread_nodes(command.first_token);
+                break;
+            case Order::kNote:
+                rank.rest();
                 break;
             case Order::kFinish:
                 return;

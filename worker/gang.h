@@ -42,6 +42,9 @@ public:
     /// belongs to another model.
     void restore_state(const std::filesystem::path& file);
 
+    /// Tells all ranks whether --resume would find progress: the code with which a broken world ends.
+    void set_resumable(bool resumable);
+
     /// Lets the followers return from `serve_gang`. No call may follow.
     void finish();
 

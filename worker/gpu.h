@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "worker/gpu_choice.h"
 #include "worker/pass_runner.h"
 
 namespace fenwick {
@@ -20,13 +21,20 @@ struct GpuStatus {
 /// `open`: also asks every device for its free memory, which takes a moment. Does not throw.
 [[nodiscard]] GpuStatus gpu_status(bool open);
 
-/// Tokens of a pass that fit into the GPU's free memory beside the weights: a power of two of blocks, 262,144 tokens at
-/// most. Throws UnavailableError when not even one block fits.
-[[nodiscard]] std::int64_t gpu_pass_tokens(const Model& model, bool bf16);
+/// The version of the library that joins several GPUs, "NCCL 2.28.9"; empty: this build has none.
+[[nodiscard]] std::string gpu_collectives();
 
-/// The GPU's prefill of one rank, weights on the device. Throws UnavailableError when no GPU can be used, when its
-/// memory is too small, or for a world of several ranks.
-[[nodiscard]] std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> model, const Communicator& comm,
-                                                           bool bf16);
+/// The GPU that the rank of this process takes by the rule of device_of_local_rank, or why it cannot have one.
+[[nodiscard]] GpuFacts look_at_gpu(int local_rank);
+
+/// Tokens of a pass that fit into the free memory of GPU number `device` beside the weights: a power of two of blocks,
+/// 262,144 tokens at most. Throws UnavailableError when not even one block fits.
+[[nodiscard]] std::int64_t gpu_pass_tokens(const Model& model, bool bf16, int device);
+
+/// Collective where there are several ranks, which are then processes with a GPU each. One rank's prefill, weights on
+/// its GPU. Throws UnavailableError when the GPU cannot be used, when its memory is too small, or for several ranks in
+/// a build without NCCL; PeerLostError when peers fail.
+[[nodiscard]] std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> model, Communicator& comm,
+                                                           const Compute& compute);
 
 }  // namespace fenwick

@@ -1,4 +1,9 @@
 // worker/gpu.h where no CUDA kernels were built.
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+
 #include "core/errors.h"
 #include "worker/gpu.h"
 
@@ -18,12 +23,23 @@ GpuStatus gpu_status(bool /*open*/) {
     return {false, false, kNotBuilt, kAdvice};
 }
 
-std::int64_t gpu_pass_tokens(const Model& /*model*/, bool /*bf16*/) {
+std::string gpu_collectives() {
+    return {};
+}
+
+GpuFacts look_at_gpu(int /*local_rank*/) {
+    GpuFacts facts;
+    if (gethostname(facts.host.data(), facts.host.size() - 1) != 0) facts.host = {"an unknown host"};
+    std::copy_n(kNotBuilt, std::char_traits<char>::length(kNotBuilt), facts.problem.begin());
+    return facts;
+}
+
+std::int64_t gpu_pass_tokens(const Model& /*model*/, bool /*bf16*/, int /*device*/) {
     refuse();
 }
 
-std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> /*model*/, const Communicator& /*comm*/,
-                                             bool /*bf16*/) {
+std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> /*model*/, Communicator& /*comm*/,
+                                             const Compute& /*compute*/) {
     refuse();
 }
 

@@ -9,7 +9,7 @@ namespace fenwick {
 
 std::unique_ptr<PassRunner> make_pass_runner(std::shared_ptr<const Model> model, Communicator& comm, int threads,
                                              Compute compute) {
-    if (compute.gpu) return make_gpu_prefill(std::move(model), comm, compute.bf16);
+    if (compute.gpu) return make_gpu_prefill(std::move(model), comm, compute);
     return std::make_unique<Prefill>(std::move(model), comm, threads);
 }
 

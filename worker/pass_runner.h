@@ -1,6 +1,7 @@
 // What a rank needs of whatever computes its part of a pass: the CPU's Prefill, or the GPU's.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,6 +18,8 @@ namespace fenwick {
 struct Compute {
     bool gpu = false;
     bool bf16 = false;
+    int device = 0;                                 ///< CUDA's number of this rank's GPU
+    std::chrono::milliseconds comm_timeout{30000};  ///< of messages between GPUs
 };
 
 /// What a layer carries from pass to pass.

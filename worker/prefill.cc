@@ -48,6 +48,7 @@ MatrixView<const float> Prefill::forward(const ShardPlan& plan, std::span<const 
     const MatrixView<float> x = x_.matrix(rows, hidden);
     embed_rows(model_->embeddings(), tokens.data(), x, threads_);
     for (std::size_t i = 0; i < carries_.size(); ++i) {
+        comm_.status().set_place(static_cast<std::int32_t>(i), "");
         run_layer(model_->layers()[i], carries_[i], plan, schedule, x);
     }
     arena_.reset();
@@ -129,7 +130,9 @@ MatrixView<float> Prefill::mix(const TokenMixer& mixer, LayerCarry& carry, const
     const CombineFunction combine = [&](const float* left, const float* right, float* merged) {
         combine_summaries(shape, left, right, merged, threads_);
     };
-    NodeSummaries own = cover_of_blocks(schedule.shard(comm_.rank()).first, summaries, combine);
+    HostSummaries lists(combine);
+    NodeSummaries own = cover_of_blocks(schedule.shard(comm_.rank()).first, summaries, lists,
+                                        arena_.take(cover_scratch_floats(complete, floats)));
     ExchangeResult result = run_exchange(schedule, comm_, std::move(own), carry.nodes, combine);
     carry.nodes = std::move(result.end);
 

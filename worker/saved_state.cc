@@ -79,7 +79,8 @@ std::int64_t parse_position(const StateFile& file) {
     return position;
 }
 
-std::span<const float> all_of(const Buffer<float>& buffer) {
+template <class Memory>
+std::span<const float> all_of(const Memory& buffer) {
     return {buffer.data(), static_cast<std::size_t>(buffer.size())};
 }
 
@@ -124,7 +125,7 @@ std::int64_t read_state(const std::filesystem::path& path, const Model& model, s
         const std::int64_t floats = summary_floats(mixer.shape());
         std::vector<Summary> summaries;
         for (const Node& node : canonical_cover(prefix)) {
-            auto summary = std::make_shared<Buffer<float>>(floats);
+            auto summary = std::make_shared<SummaryBuffer>(floats);
             file.copy(node_name(i, node.bit), {summary->data(), static_cast<std::size_t>(floats)});
             summaries.push_back(std::move(summary));
         }

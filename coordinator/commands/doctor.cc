@@ -80,8 +80,17 @@ Finding check_cuda() {
             gpu.advice.empty() ? "runs use the CPU; --device cuda is refused" : gpu.advice};
 }
 
+Finding check_nccl() {
+    const std::string library = gpu_collectives();
+    if (library.empty()) {
+        return {"nccl", true, "this build has none: --device cuda uses one GPU with one rank", ""};
+    }
+    return {"nccl", true, library + "; several GPUs under mpirun or srun, one rank for each", ""};
+}
+
 int run_doctor(bool json) {
-    const std::vector<Finding> findings = {check_cores(), check_memory(), check_blas(), check_mpi(), check_cuda()};
+    const std::vector<Finding> findings = {check_cores(), check_memory(), check_blas(),
+                                           check_mpi(),   check_cuda(),   check_nccl()};
     bool usable = true;
     nlohmann::ordered_json report;
     for (const Finding& finding : findings) {

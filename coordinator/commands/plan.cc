@@ -33,6 +33,8 @@ struct PlanOptions {
     int ranks = 1;
     std::string pass_tokens;
     std::string tokenizer = "auto";
+    std::string link = "ib";
+    double rank_tflops = 0;
     bool bos = false;
 };
 
@@ -88,15 +90,16 @@ int run_plan(const PlanOptions& options, bool json) {
     }
     const int ranks = resolve_ranks(options.ranks, 0);
     const std::int64_t pass_tokens = parse_pass_tokens(options.pass_tokens, ranks);
+    const Link link = parse_link(options.link);
     const std::shared_ptr<const Model> model = Model::load(options.model);
     std::int64_t bad = 0;
-    const PlanRequest request{
-        options.tokens ? std::vector<std::int64_t>{*options.tokens} : document_lengths(options, *model, bad), ranks,
-        pass_tokens};
-    const Plan plan = make_plan(*model, request);
-
     const int cores = usable_cores();
     const double rate = measure_sgemm(cores);
+    const PlanRequest request{
+        options.tokens ? std::vector<std::int64_t>{*options.tokens} : document_lengths(options, *model, bad), ranks,
+        pass_tokens, link, options.rank_tflops > 0 ? 1e12 * options.rank_tflops : kModelEfficiency * rate};
+    const Plan plan = make_plan(*model, request);
+
     const double seconds = plan.flops / (kModelEfficiency * rate);
     // Ranks without a block of their own do not make a run faster.
     const auto busy = std::max<std::int64_t>(
@@ -135,10 +138,22 @@ void add_plan_command(CLI::App& app, Command& chosen) {
     verb->add_option("--ranks", options->ranks, "Ranks that share each document")->capture_default_str();
     verb->add_option("--pass-tokens", options->pass_tokens,
                      "Tokens that the ranks hold at once: a multiple of 4096, or unlimited (default 16384 x ranks)");
+    verb->add_option(
+            "--link", options->link,
+            "Between ranks: nvlink (12 us, 305 GB/s: measured on two H200), ib (20 us, 45 GB/s), ethernet (60 us, "
+            "2.8 GB/s), or MICROSECONDS:GIGABYTES-A-SECOND")
+        ->capture_default_str();
+    verb->add_option(
+            "--rank-tflops", options->rank_tflops,
+            "Useful TFLOP/s of a rank, for the prediction of the efficiency (default: this machine's processor)")
+        ->check(CLI::NonNegativeNumber);
     verb->add_option("--tokenizer", options->tokenizer, "As for score")->capture_default_str();
     verb->add_flag("--bos", options->bos, "As for score");
     verb->add_flag("--json", chosen.json, "Print one JSON object");
-    verb->footer("Example:\n  fenwick plan --model model --tokens 1048576 --ranks 16");
+    verb->footer(
+        "Example:\n  fenwick plan --model model --tokens 1048576 --ranks 16\n"
+        "  fenwick plan --model model --tokens 1073741824 --ranks 16384 --pass-tokens unlimited --link ib "
+        "--rank-tflops 400");
     verb->callback([options, &chosen] { chosen.run = [options, &chosen] { return run_plan(*options, chosen.json); }; });
 }
 

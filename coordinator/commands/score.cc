@@ -4,22 +4,32 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "coordinator/commands/commands.h"
 #include "coordinator/gang_host.h"
+#include "coordinator/output_folder.h"
 #include "coordinator/progress.h"
 #include "coordinator/score_job.h"
 #include "coordinator/score_options.h"
 #include "coordinator/stop_signal.h"
+#include "parallel/collectives.h"
+#include "parallel/end_guard.h"
 #include "parallel/mpi_communicator.h"
+#include "parallel/mpi_monitor.h"
 #include "parallel/self_communicator.h"
 #include "parallel/world_guard.h"
+#include "worker/gpu.h"
 
 namespace fenwick {
 namespace {
@@ -29,6 +39,7 @@ constexpr const char* kFooter =
     "  fenwick score --model model --output out book.txt\n"
     "  fenwick score --model model --output out --ranks 4 --pass-tokens 65536 documents.jsonl\n"
     "  mpirun -np 8 fenwick score --model model --output out --resume documents.jsonl\n"
+    "  mpirun -np 2 fenwick score --model model --output out --device cuda documents.jsonl   (one rank for each GPU)\n"
     "\n"
     "Inputs: .txt (one document), .jsonl (one a line: custom_id, then text, path or tokens), .npy or .bin (token "
     "ids).\n"
@@ -110,7 +121,20 @@ void check_same_model(Communicator& comm, const Model& model) {
     });
 }
 
-int score_in_mpi_world(const ScoreOptions& options, Communicator& comm) {
+/// Collective. Tokens of a pass that fit into the GPUs of all ranks: equal shares of what the smallest one takes.
+std::int64_t world_pass_tokens(Communicator& comm, const Model& model, const Execution& execution) {
+    std::int64_t own = 0;
+    together(comm, [&] { own = gpu_pass_tokens(model, execution.dtype == "bf16", execution.gpu); });
+    std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()), own);
+    const std::vector<std::int64_t> sizes(all.size(), sizeof(own));
+    const std::span<std::int64_t> at_root(all.data(), comm.rank() == 0 ? all.size() : 0);
+    gather_to_root(comm, std::as_bytes(std::span(&own, 1)), sizes, std::as_writable_bytes(at_root));
+    std::int64_t least = *std::min_element(all.begin(), all.end());
+    broadcast(comm, std::as_writable_bytes(std::span(&least, 1)));
+    return least * comm.size();
+}
+
+int score_in_mpi_world(const ScoreOptions& options, Communicator& comm, int local_rank) {
     guard_world(comm);
     if (comm.rank() != 0) spdlog::set_level(spdlog::level::err);  // what all ranks see is said once
     Execution execution;
@@ -119,10 +143,14 @@ int score_in_mpi_world(const ScoreOptions& options, Communicator& comm) {
     together(comm, [&] {
         (void)resolve_ranks(options.ranks, comm.size());
         (void)parse_pass_tokens(options.pass_tokens, comm.size());
-        execution = resolve_execution(options.device, options.dtype, comm.size());
-        model = Model::load(options.model);
     });
+    execution = resolve_world_execution(options.device, options.dtype, comm, local_rank);
+    execution.comm_timeout = options.comm_timeout;
+    together(comm, [&] { model = Model::load(options.model); });
     check_same_model(comm, *model);
+    if (execution.on_gpu() && options.pass_tokens.empty()) {
+        execution.gpu_pass_tokens = world_pass_tokens(comm, *model, execution);
+    }
     together(comm, [&] {
         if (comm.rank() == 0) job = std::make_unique<ScoreJob>(options, execution, comm.size(), model);
     });
@@ -135,18 +163,39 @@ int score_in_mpi_world(const ScoreOptions& options, Communicator& comm) {
 }
 
 int score_under_mpi(const ScoreOptions& options) {
+    const auto timeout = std::chrono::milliseconds(std::llround(1000 * options.comm_timeout));
+    const bool resumable = options.resume && has_progress(options.output);
     int code = 0;
     std::exception_ptr error;
+    // What a rank that is missing makes wait for ever, before and after the monitor watches.
+    std::optional<EndGuard> guard(std::in_place, time_to_notice(timeout), [&] {
+        end_process(fmt::format("MPI did not start within {} s (--comm-timeout): not all ranks came. {}",
+                                options.comm_timeout, missing_ranks_on_host()),
+                    resumable ? ExitCode::kInterrupted : ExitCode::kUnavailable);
+    });
     {
         const MpiEnvironment environment;
         MpiCommunicator comm;
-        // Errors that every rank knows of leave the world whole: it is ended in order before they go on.
-        try {
-            code = score_in_mpi_world(options, comm);
-        } catch (...) {
-            error = std::current_exception();
+        comm.status().set_resumable_look([&] { return has_progress(options.output); });
+        const int local_rank = comm.local_rank();
+        {
+            const MpiMonitor monitor(comm, timeout);
+            guard.reset();
+            // Errors that every rank knows of leave the world whole: it is ended in order before they go on.
+            try {
+                code = score_in_mpi_world(options, comm, local_rank);
+            } catch (...) {
+                error = std::current_exception();
+            }
+            comm.status().set_step({Activity::kEnding, -1, 0, {}});
         }
+        guard.emplace(timeout, [&] {
+            end_process(fmt::format("MPI did not end within {} s, although the work is done. {}", options.comm_timeout,
+                                    missing_ranks_on_host()),
+                        static_cast<ExitCode>(code));
+        });
     }
+    guard.reset();
     if (error != nullptr) std::rethrow_exception(error);
     return code;
 }
@@ -203,6 +252,12 @@ void add_score_command(CLI::App& app, Command& chosen) {
         ->capture_default_str();
     verb->add_option("--save-seconds", options->save_seconds, "Least time between save points inside a document")
         ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    verb->add_option(
+            "--comm-timeout", options->comm_timeout,
+            "Under mpirun or srun: seconds after which a rank that is silent, or a message between GPUs that does "
+            "not arrive, ends the run (code 75 where progress is saved)")
+        ->check(CLI::Range(1.0, 86400.0))
         ->capture_default_str();
     CLI::Option* resume = verb->add_flag("--resume", options->resume, "Continue what an earlier run left in --output");
     verb->add_flag("--overwrite", options->overwrite, "Replace what an earlier run left in --output")->excludes(resume);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/cuda/check.h"
 
 namespace fenwick::cuda {
@@ -18,6 +20,7 @@ DeviceInfo look_at(int index, bool with_free_memory) {
         return info;
     }
     info.name = properties.name;
+    std::copy_n(properties.uuid.bytes, info.uuid.size(), reinterpret_cast<char*>(info.uuid.data()));
     info.pci_id =
         fmt::format("{:08x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
     info.capability = 10 * properties.major + properties.minor;

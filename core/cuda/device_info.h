@@ -1,6 +1,7 @@
 // What GPUs there are, for choosing one and for `fenwick doctor`.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,7 +14,8 @@ struct DeviceInfo {
     int index = 0;     ///< CUDA's number, in the order of CUDA_VISIBLE_DEVICES
     std::string name;  ///< "NVIDIA H200"
     std::string pci_id;
-    int capability = 0;  ///< 10 * major + minor
+    std::array<unsigned char, 16> uuid{};  ///< of the physical device, whatever its number here
+    int capability = 0;                    ///< 10 * major + minor
     int multiprocessors = 0;
     std::int64_t total_bytes = 0;
     std::int64_t free_bytes = -1;  ///< -1: not asked, or the device could not be opened

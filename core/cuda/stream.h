@@ -12,7 +12,14 @@ namespace fenwick::cuda {
 /// A stream of its own: it waits for no other one, the default stream included.
 class Stream {
 public:
-    Stream() { FENWICK_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    Stream() : Stream(0) {}
+    /// One whose work goes before that of other streams wherever the device has a choice.
+    [[nodiscard]] static Stream urgent() {
+        int least = 0;
+        int greatest = 0;
+        FENWICK_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        return Stream(greatest);
+    }
     Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
     Stream& operator=(Stream&& other) noexcept {
         std::swap(stream_, other.stream_);
@@ -29,6 +36,10 @@ public:
     void synchronize() const { FENWICK_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
 private:
+    explicit Stream(int priority) {
+        FENWICK_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
+    }
+
     cudaStream_t stream_ = nullptr;
 };
 
@@ -52,6 +63,16 @@ public:
 
     void record(cudaStream_t stream) const { FENWICK_CUDA_CHECK(cudaEventRecord(event_, stream)); }
     void synchronize() const { FENWICK_CUDA_CHECK(cudaEventSynchronize(event_)); }
+    /// Whether all work before the mark has ended; also true before the first `record`. Throws when any of it failed.
+    [[nodiscard]] bool done() const {
+        const cudaError_t error = cudaEventQuery(event_);
+        if (error == cudaErrorNotReady) {
+            (void)cudaGetLastError();  // an answer, not a fault
+            return false;
+        }
+        check(error, "cudaEventQuery", __FILE__, __LINE__);
+        return true;
+    }
     /// Makes later work of `stream` wait for what came before the mark.
     void make_wait(cudaStream_t stream) const { FENWICK_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
     [[nodiscard]] float milliseconds_since(const Event& earlier) const {

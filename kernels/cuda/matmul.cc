@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "core/cuda/check.h"
 #include "core/fenwick.h"
@@ -82,6 +84,14 @@ bool sums_in_one_chain(const cublasLtMatmulAlgo_t& algorithm) {
     return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
+/// The largest power of two, up to what cuBLASLt asks for, that divides the address.
+std::uint32_t alignment_of(const void* data) {
+    const auto address = reinterpret_cast<std::uintptr_t>(data);
+    std::uint32_t alignment = 256;
+    while (address % alignment != 0) alignment /= 2;
+    return alignment;
+}
+
 }  // namespace
 
 // In cuBLASLt's column-major words: Y^T [n, rows] = W [n, k] X^T [k, rows], with W stored as [k, n] and transposed.
@@ -101,7 +111,16 @@ Matmul::~Matmul() {
 }
 
 Matmul::Plan& Matmul::plan_for(const MatmulCall& call) {
-    const Key key{call.operand, call.output, call.accumulate, call.n, call.k, call.x_stride, call.y_stride};
+    const Key key{call.operand,
+                  call.output,
+                  call.accumulate,
+                  call.n,
+                  call.k,
+                  call.x_stride,
+                  call.y_stride,
+                  alignment_of(call.x),
+                  alignment_of(call.weight),
+                  alignment_of(call.y)};
     std::unique_ptr<Plan>& found = plans_[key];
     if (found != nullptr) return *found;
     const std::string request = request_text(call);
@@ -127,6 +146,17 @@ Matmul::Plan& Matmul::plan_for(const MatmulCall& call) {
     check(cublasLtMatmulPreferenceSetAttribute(preference.get(), CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                &reductions, sizeof(reductions)),
           "preference", request);
+    // Of a column range only what its place gives may be asked for. A is the weight, B is x, C and D are y.
+    const std::array<std::pair<cublasLtMatmulPreferenceAttributes_t, std::uint32_t>, 4> alignments = {{
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.weight_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.x_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.y_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.y_alignment},
+    }};
+    for (const auto& [attribute, bytes] : alignments) {
+        check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &bytes, sizeof(bytes)), "preference",
+              request);
+    }
     std::array<cublasLtMatmulHeuristicResult_t, 8> results{};
     int count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(

@@ -51,7 +51,8 @@ private:
         Operand output;
         bool accumulate;
         std::int64_t n, k, x_stride, y_stride;
-        auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr): a false finding
+        std::uint32_t x_alignment, weight_alignment, y_alignment;  ///< bytes, at most 256
+        auto operator<=>(const Key&) const = default;              // NOLINT(modernize-use-nullptr): a false finding
     };
     struct Plan;
 

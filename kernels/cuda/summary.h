@@ -13,4 +13,8 @@ namespace fenwick::cuda {
 ///   matrix:           sum over i of fma(A_r[row, i], X_l[i, column], sum), from 0; S: S_r + that sum
 void combine_summaries(const MixerShape& shape, const float* left, const float* right, float* out, cudaStream_t stream);
 
+/// Many at once: out[i] = combine(children[2 i], children[2 i + 1]), i < pairs; layer summaries in a row.
+void combine_sibling_summaries(const MixerShape& shape, const float* children, std::int64_t pairs, float* out,
+                               cudaStream_t stream);
+
 }  // namespace fenwick::cuda

@@ -18,6 +18,7 @@
 #include "core/cuda/stream.h"
 #include "core/fenwick.h"
 #include "kernels/cuda/mixer.h"
+#include "tests/bench/device_data.h"
 
 namespace fenwick::cuda {
 namespace {
@@ -54,54 +55,6 @@ const Work kWorks[] = {
     {"log-linear GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, true, 131072},
 };
 
-__device__ float uniform(std::uint64_t i, std::uint64_t salt) {
-    std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ULL + salt * 0xD1B54A32D192ED03ULL;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-    return static_cast<float>((x ^ (x >> 31)) >> 40) * 0x1p-24F;
-}
-
-// Uniform in (-scale, scale) as bf16; unit vectors for `unit` (the keys of DeltaNets).
-__global__ void fill_operand(__nv_bfloat16* out, std::int64_t rows, std::int64_t cols, float scale, bool unit,
-                             std::uint64_t salt) {
-    const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-    if (row >= rows) return;
-    float sum = 0.0F;
-    for (std::int64_t c = 0; c < cols; ++c) {
-        const float x = 2.0F * uniform(row * cols + c, salt) - 1.0F;
-        sum += x * x;
-    }
-    const float factor = unit ? rsqrtf(sum) : scale;
-    for (std::int64_t c = 0; c < cols; ++c) {
-        out[row * cols + c] = __float2bfloat16(factor * (2.0F * uniform(row * cols + c, salt) - 1.0F));
-    }
-}
-
-__global__ void fill_floats(float* out, std::int64_t count, float low, float high, std::uint64_t salt) {
-    const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-    if (i < count) out[i] = low + (high - low) * uniform(i, salt);
-}
-
-constexpr int kThreads = 256;
-unsigned blocks_for(std::int64_t count) {
-    return static_cast<unsigned>((count + kThreads - 1) / kThreads);
-}
-
-DeviceBuffer<__nv_bfloat16> operand(std::int64_t rows, std::int64_t heads, std::int64_t dim, float scale, bool unit,
-                                    std::uint64_t salt, cudaStream_t stream) {
-    DeviceBuffer<__nv_bfloat16> data(rows * heads * dim, stream);
-    fill_operand<<<blocks_for(rows * heads), kThreads, 0, stream>>>(data.data(), rows * heads, dim, scale, unit, salt);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
-    return data;
-}
-
-DeviceBuffer<float> floats(std::int64_t count, float low, float high, std::uint64_t salt, cudaStream_t stream) {
-    DeviceBuffer<float> data(count, stream);
-    fill_floats<<<blocks_for(count), kThreads, 0, stream>>>(data.data(), count, low, high, salt);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
-    return data;
-}
-
 std::int64_t levels_of(std::int64_t tokens) {
     std::int64_t levels = 1;
     while (tokens > 1) {
@@ -123,13 +76,15 @@ Timing time_work(const Work& work, int runs) {
     if (work.log_linear) shape.levels = levels_of(work.tokens);
     const std::int64_t t = work.tokens;
     const bool matrix = shape.algebra == TransitionAlgebra::kMatrix;
-    const auto q = operand(t, shape.key_heads, shape.key_dim, 0.15F, false, 1, stream.get());
-    const auto k = operand(t, shape.key_heads, shape.key_dim, 0.15F, matrix, 2, stream.get());
-    const auto v = operand(t, shape.heads, shape.value_dim, 1.0F, false, 3, stream.get());
+    const auto q = bench::random_operand(0, t, shape.key_heads, shape.key_dim, 0.15F, false, 1, stream.get());
+    const auto k = bench::random_operand(0, t, shape.key_heads, shape.key_dim, 0.15F, matrix, 2, stream.get());
+    const auto v = bench::random_operand(0, t, shape.heads, shape.value_dim, 1.0F, false, 3, stream.get());
     const std::int64_t decays = shape.heads * (shape.algebra == kDiagonal ? shape.key_dim : 1);
-    const auto decay = floats(t * decays, -work.decay, 0.0F, 4, stream.get());
-    const auto beta = floats(matrix ? t * shape.heads : 1, 0.0F, 1.0F, 5, stream.get());
-    const auto lambda = floats(shape.levels > 0 ? t * shape.heads * shape.levels : 1, 0.1F, 1.5F, 6, stream.get());
+    const auto decay = bench::random_floats(0, t, decays, -work.decay, 0.0F, 4, stream.get());
+    const auto beta = bench::random_floats(0, matrix ? t : 1, matrix ? shape.heads : 1, 0.0F, 1.0F, 5, stream.get());
+    const bool levels = shape.levels > 0;
+    const auto lambda =
+        bench::random_floats(0, levels ? t : 1, levels ? shape.heads * shape.levels : 1, 0.1F, 1.5F, 6, stream.get());
     MixerInputs in;
     in.q = q.data();
     in.k = k.data();

@@ -39,7 +39,7 @@ int run(int argc, char** argv) {
     options.output = models.root() / "bench";
     write_random_model(options);
     const std::shared_ptr<const Model> model = Model::load(options.output);
-    if (pass_tokens < 0) pass_tokens = gpu_pass_tokens(*model, !fp32);
+    if (pass_tokens < 0) pass_tokens = gpu_pass_tokens(*model, !fp32, 0);
     fmt::print("{}, {:.0f} M parameters, {} layers, {}, passes of {} tokens\n", model->family(),
                static_cast<double>(model->parameters()) / 1e6, options.layers, fp32 ? "fp32" : "bf16", pass_tokens);
     const std::int64_t free_before = cuda::free_device_bytes();

@@ -1,7 +1,10 @@
 // The real program as the ranks of an MPI world.
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "tests/coordinator/support.h"
@@ -15,6 +18,37 @@ Arguments launch(int ranks, const Arguments& arguments) {
     Arguments all = {"--allow-run-as-root", "--oversubscribe", "-np", std::to_string(ranks), FENWICK_PROGRAM};
     all.insert(all.end(), arguments.begin(), arguments.end());
     return all;
+}
+
+/// The process of a rank of the world that `launcher` started, or -1.
+pid_t process_of_rank(pid_t launcher, int rank) {
+    const std::string variable = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank) + std::string(1, '\0');
+    const std::string children =
+        "/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher) + "/children";
+    std::ifstream list(children);
+    for (pid_t pid = 0; list >> pid;) {
+        std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+        const std::string environment{std::istreambuf_iterator<char>(file), {}};
+        if (environment.find(variable) != std::string::npos) return pid;
+    }
+    return -1;
+}
+
+/// No process any more, or one that only waits for its parent to ask after it.
+bool is_gone(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    const std::size_t name_end = stat.rfind(')');
+    return name_end == std::string::npos || stat.compare(name_end, 3, ") Z") == 0;
+}
+
+bool has_save_point(const fs::path& out) {
+    std::error_code error;
+    for (fs::directory_iterator it(out / "work", error); !error && it != fs::directory_iterator();
+         it.increment(error)) {
+        if (it->path().extension() == ".json") return true;
+    }
+    return false;
 }
 
 Finished mpirun(int ranks, const Arguments& arguments) {
@@ -103,4 +137,69 @@ TEST_CASE("a signalled MPI world saves and threads go on") {
     whole[4] = (folder / "whole").string();
     REQUIRE(run_program(whole).code == 0);
     require_same_output(folder / "whole", out);
+}
+
+TEST_CASE("a rank that is killed or stopped ends the world in time, with its name, and --resume gives the same bytes") {
+    const TemporaryFolder folder;
+    const fs::path model = small_model(folder);
+    write_file(folder / "a.txt", text_of(1200000, 6));
+    const auto arguments = [&](const std::string& out) {
+        return Arguments{
+            "score", "--model", model.string(), "--output", (folder / out).string(), (folder / "a.txt").string()};
+    };
+    REQUIRE(run_program(arguments("whole")).code == 0);
+    struct Fault {
+        int signal;
+        int rank;
+    };
+    for (const Fault& fault : {Fault{SIGSTOP, 1}, Fault{SIGSTOP, 0}, Fault{SIGKILL, 2}, Fault{SIGKILL, 0}}) {
+        const std::string name = "s" + std::to_string(fault.signal) + "r" + std::to_string(fault.rank);
+        Arguments first = arguments(name);
+        first.insert(first.end(), {"--pass-tokens", "12288", "--save-seconds", "0", "--comm-timeout", "6"});
+        Child world(launch(3, first), std::nullopt, "mpirun");
+        wait_for([&] { return has_save_point(folder / name); });
+        const pid_t victim = process_of_rank(world.pid(), fault.rank);
+        REQUIRE(victim > 0);
+        REQUIRE(kill(victim, fault.signal) == 0);
+        const auto begun = std::chrono::steady_clock::now();
+        const Finished ended = world.wait();
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+        INFO("signal " << fault.signal << " to rank " << fault.rank << ", " << seconds << " s: " << ended.err);
+        CHECK(seconds < 6 + 5);  // the deadline, and what a busy machine takes to start and end processes
+        // mpirun sees by itself that a process was killed, and returns that signal; the other ranks end with 75.
+        CHECK(ended.code == (fault.signal == SIGKILL ? 128 + SIGKILL : 75));
+        CHECK(ended.err.find("rank " + std::to_string(fault.rank) + " (process " + std::to_string(victim)) !=
+              std::string::npos);
+        CHECK(ended.err.find("its last word was from") != std::string::npos);
+        CHECK(ended.err.find("progress is saved") != std::string::npos);
+        wait_for([&] { return is_gone(victim); });
+        Arguments second = arguments(name);
+        second.insert(second.end(), {"--resume"});
+        const Finished resumed = run_program(second);
+        INFO(resumed.err);
+        REQUIRE(resumed.code == 0);
+        CHECK(resumed.err.find("continues at token") != std::string::npos);
+        require_same_output(folder / "whole", folder / name);
+    }
+}
+
+TEST_CASE("a rank that never comes ends the start of the world, and is named") {
+    const TemporaryFolder folder;
+    const fs::path model = small_model(folder);
+    write_file(folder / "a.txt", text_of(5000, 6));
+    // A shell that stops itself before it becomes rank 1.
+    const std::string script = "[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && kill -STOP $$; exec \"$0\" \"$@\"";
+    Arguments all = {"--allow-run-as-root", "--oversubscribe", "-np", "2", "sh", "-c", script, FENWICK_PROGRAM};
+    for (const std::string& each :
+         {std::string("score"), std::string("--model"), model.string(), std::string("--output"),
+          (folder / "out").string(), (folder / "a.txt").string(), std::string("--comm-timeout"), std::string("3")}) {
+        all.push_back(each);
+    }
+    const Finished run = Child(all, std::nullopt, "mpirun").wait();
+    INFO(run.err);
+    CHECK(run.code == 69);
+    CHECK(run.err.find("MPI did not start within 3 s") != std::string::npos);
+    CHECK(run.err.find("rank 1 (process") != std::string::npos);
+    CHECK(run.err.find("is stopped") != std::string::npos);
+    CHECK_FALSE(fs::exists(folder / "out"));
 }

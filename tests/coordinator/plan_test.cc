@@ -80,3 +80,41 @@ TEST_CASE("durations and sizes read well") {
     CHECK(bytes_text(1536) == "1.5 KiB");
     CHECK(bytes_text(std::int64_t{3} << 30) == "3.0 GiB");
 }
+
+TEST_CASE("plan predicts the exchange and the efficiency from the link and the ranks' rate") {
+    const TemporaryFolder folder;
+    const auto model = Model::load(small_model(folder));
+    const std::int64_t summary = model->layer_costs().front().summary_bytes;
+    const Link link{"test", 1e-5, 1e9};
+    PlanRequest request{{16 * 4096}, 16, kUnlimitedPass, link, 1e9};
+    const Plan plan = make_plan(*model, request);
+    // One layer, one pass, log2(16) rounds of one summary each.
+    const double exchange = 4 * (1e-5 + static_cast<double>(summary) / 1e9);
+    CHECK(plan.layers.at(0).exchange.tree.seconds == Approx(exchange).epsilon(1e-9));
+    CHECK(plan.prediction.exchange_seconds == Approx(exchange).epsilon(1e-9));
+    CHECK(plan.layers[0].exchange.all_gather.bytes_sent == 15 * summary);
+    CHECK(plan.layers[0].exchange.ring.rounds == 15);
+    // The last block has the most states: four enter block 15, two enter a block on average.
+    const LayerCost cost = model->layer_costs().front();
+    const double even = cost.flops_per_token + model->head_flops_per_token();
+    const double hidden = (even + 2 * cost.flops_per_token_and_level) / (even + 4 * cost.flops_per_token_and_level);
+    CHECK(plan.prediction.efficiency_hidden == Approx(hidden).epsilon(1e-9));
+    CHECK(plan.prediction.efficiency_exposed < plan.prediction.efficiency_hidden);
+    request.rank_flops = 0;
+    CHECK(make_plan(*model, request).prediction.compute_seconds == 0);
+}
+
+TEST_CASE("plan of 16,384 ranks takes fourteen rounds and less time than a ring or an all-gather") {
+    const TemporaryFolder folder;
+    const auto model = Model::load(small_model(folder));
+    const Plan plan =
+        make_plan(*model, {{std::int64_t{16384} * 4096 * 4}, 16384, kUnlimitedPass, parse_link("ib"), 1e12});
+    CHECK(plan.rounds == 14);
+    CHECK(plan.summaries_per_rank == 14);
+    const LayerExchange& exchange = plan.layers.at(0).exchange;
+    CHECK(exchange.tree.bytes_sent * 1000 < exchange.all_gather.bytes_sent);
+    CHECK(exchange.tree.seconds < exchange.all_gather.seconds);
+    CHECK(exchange.tree.seconds * 1000 < exchange.ring.seconds);
+    CHECK(to_text(plan).find("14 rounds") != std::string::npos);
+    CHECK(to_json(plan).at("prediction").at("efficiency_exchange_hidden") > 0.5);
+}

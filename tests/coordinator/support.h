@@ -52,6 +52,7 @@ public:
     Child& operator=(const Child&) = delete;
     ~Child();
     void send(int signal) const;
+    [[nodiscard]] pid_t pid() const { return pid_; }
     [[nodiscard]] Finished wait();
 
 private:

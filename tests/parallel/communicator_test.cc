@@ -231,7 +231,7 @@ TEST_CASE("the world of one rank copies its own messages and knows nobody else")
     const SendOp stranger{1, bytes_of(out)};
     REQUIRE_THROWS_AS(self.exchange({&stranger, 1}, {&recv, 1}), InternalError);
     REQUIRE_THROWS_AS(self.exchange({&send, 1}, {}), InternalError);
-    self.abort("no more");
+    self.abort("no more", ExitCode::kUnavailable);
     REQUIRE_THROWS_WITH(self.exchange({}, {}), Catch::Contains("no more"));
 }
 

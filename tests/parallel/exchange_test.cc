@@ -1,10 +1,14 @@
 // The exchange over threads: bits equal those of a single evaluation along the tree, for every number of ranks.
 #include "parallel/exchange.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "core/errors.h"
 #include "parallel/self_communicator.h"
@@ -40,7 +44,10 @@ std::string differs(const NodeSummaries& list, const BlockRun& blocks, const Alg
 
 NodeSummaries cover_of(const BlockRun& blocks, const Algebra& algebra) {
     const Buffer<float> rows = test::blocks_values(blocks, algebra.floats);
-    return cover_of_blocks(blocks.first, rows.matrix(blocks.size(), algebra.floats), algebra.combine);
+    HostSummaries memory(algebra.combine);
+    Buffer<float> scratch(cover_scratch_floats(blocks.size(), algebra.floats));
+    return owned(cover_of_blocks(blocks.first, rows.matrix(blocks.size(), algebra.floats), memory, scratch.data()),
+                 memory);
 }
 
 void check_world(const std::vector<std::int64_t>& boundaries, const Algebra& algebra) {
@@ -124,10 +131,11 @@ TEST_CASE("exchange: passes of any size end with the same list") {
 TEST_CASE("exchange: a node that occurs in several joins is formed once") {
     const Algebra& algebra = algebras().front();
     int formed = 0;
-    NodeJoiner joiner([&](const float* left, const float* right, float* out) {
+    HostSummaries memory([&](const float* left, const float* right, float* out) {
         ++formed;
         algebra.combine(left, right, out);
     });
+    NodeJoiner joiner(memory);
     const NodeSummaries left = cover_of({0, 4}, algebra);
     const NodeSummaries once = joiner.join(left, cover_of({4, 8}, algebra));
     const NodeSummaries again = joiner.join(left, cover_of({4, 9}, algebra));
@@ -148,6 +156,69 @@ TEST_CASE("exchange: lists that are not what the schedule says are refused") {
         run_exchange(make_exchange_schedule({2, 5, 6}), self, cover_of({2, 5}, algebra), carried, algebra.combine),
         InternalError);
     REQUIRE_THROWS_AS(NodeSummaries(algebra.floats, {0, 3}, {}), InternalError);
+}
+
+namespace {
+
+/// Host memory that writes down what happens on its rank.
+class WatchedExchange final : public ExchangeMemory {
+public:
+    WatchedExchange(Communicator& comm, const Algebra& algebra) : comm_(comm), summaries_(algebra.combine) {}
+    [[nodiscard]] SummaryMemory& summaries() override { return summaries_; }
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    void exchange(int round, std::span<const SendOp> sends, std::span<const RecvOp> recvs) override {
+        comm_.exchange(sends, recvs);
+        events.push_back("round " + std::to_string(round));
+    }
+
+    std::vector<std::string> events;
+
+private:
+    Communicator& comm_;
+    HostSummaries summaries_;
+};
+
+}  // namespace
+
+TEST_CASE("exchange: a rank knows what enters its shard as soon as the ranks to its left have spoken") {
+    const Algebra& algebra = algebras().back();
+    const ExchangeSchedule schedule = make_exchange_schedule({3, 5, 7, 9, 11});
+    std::mutex mutex;
+    std::map<int, std::vector<std::string>> events;
+    std::vector<std::string> faults;
+    run_thread_ranks(4, [&](Communicator& comm) {
+        WatchedExchange memory(comm, algebra);
+        const BlockRun own = schedule.shard(comm.rank());
+        const ExchangeResult result =
+            run_exchange(schedule, memory, cover_of(own, algebra), cover_of(schedule.carried_in(), algebra),
+                         [&] { memory.events.push_back("entering"); });
+        const std::lock_guard<std::mutex> lock(mutex);
+        events[comm.rank()] = memory.events;
+        faults.push_back(differs(result.entering, {0, own.first}, algebra));
+        faults.push_back(differs(result.end, {0, 11}, algebra));
+    });
+    for (const std::string& fault : faults) CHECK(fault.empty());
+    using Events = std::vector<std::string>;
+    CHECK(events[0] == Events{"entering", "round 0", "round 1"});
+    CHECK(events[1] == Events{"round 0", "entering", "round 1"});
+    CHECK(events[2] == Events{"round 0", "round 1", "entering"});
+    CHECK(events[3] == Events{"round 0", "round 1", "entering"});
+}
+
+TEST_CASE("exchange: lists that last have no borrowed nodes") {
+    const Algebra& algebra = algebras().back();
+    HostSummaries memory(algebra.combine);
+    const Buffer<float> rows = test::blocks_values({1, 7}, algebra.floats);
+    Buffer<float> scratch(cover_scratch_floats(6, algebra.floats));
+    const NodeSummaries borrowed = cover_of_blocks(1, rows.matrix(6, algebra.floats), memory, scratch.data());
+    REQUIRE(borrowed.size() == 4);  // 1, 2-3, 4-5, 6
+    for (std::int64_t i = 0; i < borrowed.size(); ++i) CHECK(borrowed.summary(i)->is_borrowed());
+    CHECK(borrowed.values(0) == rows.data());
+    const NodeSummaries kept = owned(borrowed, memory);
+    std::fill(scratch.begin(), scratch.end(), 0.0F);
+    CHECK(differs(kept, {1, 7}, algebra).empty());
+    CHECK(owned(kept, memory).values(2) == kept.values(2));
 }
 
 }  // namespace fenwick

@@ -122,7 +122,11 @@ Verdict check_list(const NodeSummaries& list, std::int64_t end) {
 Verdict node_exchange(Communicator& comm) {
     const auto cover = [](const BlockRun& blocks) {
         const Buffer<float> rows = test::blocks_values(blocks, test::kMatrixFloats);
-        return cover_of_blocks(blocks.first, rows.matrix(blocks.size(), test::kMatrixFloats), test::combine_matrices);
+        HostSummaries memory(test::combine_matrices);
+        Buffer<float> scratch(cover_scratch_floats(blocks.size(), test::kMatrixFloats));
+        return owned(
+            cover_of_blocks(blocks.first, rows.matrix(blocks.size(), test::kMatrixFloats), memory, scratch.data()),
+            memory);
     };
     for (const std::int64_t blocks : {0, 1, 4, 37}) {
         for (const std::int64_t first : {0, 13}) {
@@ -219,7 +223,7 @@ int main(int argc, char** argv) {
             if (mode == "timeout") return stall_last_rank(comm);
             return run_all(comm);
         } catch (const std::exception& error) {
-            comm.abort(error.what());
+            comm.abort(error.what(), ExitCode::kUnavailable);
         }
     } catch (const std::exception& error) {
         std::fprintf(stderr, "mpi_tests: %s\n", error.what());

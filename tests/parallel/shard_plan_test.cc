@@ -71,3 +71,50 @@ TEST_CASE("shard plan: impossible requests are refused") {
 }
 
 }  // namespace fenwick
+
+namespace fenwick {
+
+TEST_CASE("shard plan: many blocks are cut by cost, where states that enter cost something") {
+    for (const std::int64_t first : {0, 37, 4096}) {
+        for (const int ranks : {2, 3, 8}) {
+            for (const double level_cost : {0.02, 0.2}) {
+                const std::int64_t blocks = 128 * ranks + 5;
+                const ShardPlan plan =
+                    make_shard_plan(first * kBlockTokens, blocks * kBlockTokens - 100, ranks, level_cost);
+                INFO(first << " " << ranks << " " << level_cost);
+                std::int64_t next = first;
+                std::int64_t tokens = 0;
+                double least = 1e30;
+                double most = 0;
+                for (const Shard& shard : plan.shards) {
+                    REQUIRE(shard.first_block == next);
+                    REQUIRE(shard.first_token == next * kBlockTokens);
+                    if (shard.first_block != first) CHECK(shard.first_block % 4 == 0);  // 128 / 32
+                    next += shard.blocks;
+                    tokens += shard.tokens;
+                    const double cost =
+                        static_cast<double>(shard.blocks) +
+                        level_cost * static_cast<double>(entering_states(next) - entering_states(next - shard.blocks));
+                    least = std::min(least, cost);
+                    most = std::max(most, cost);
+                }
+                CHECK(next == first + blocks);
+                CHECK(tokens == blocks * kBlockTokens - 100);
+                // Each cut is within half a unit of its place, and a block costs at most 1 + 13 level_cost there.
+                CHECK(most - least <= 2 * 4 * (1 + 13 * level_cost));
+            }
+        }
+    }
+}
+
+TEST_CASE("shard plan: short shards and linear models are cut into equal numbers of blocks") {
+    for (const double level_cost : {0.0, 0.5}) {
+        const ShardPlan plan = make_shard_plan(0, 31 * 4 * kBlockTokens, 4, level_cost);
+        for (const Shard& shard : plan.shards) CHECK(shard.blocks == 31);
+    }
+    for (const Shard& shard : make_shard_plan(0, 256 * kBlockTokens, 2, 0.0).shards) CHECK(shard.blocks == 128);
+    // Rank 1's blocks are entered by one state more each: rank 0 gets more of them.
+    CHECK(make_shard_plan(0, 256 * kBlockTokens, 2, 0.2).shard(0).blocks == 136);
+}
+
+}  // namespace fenwick

@@ -311,7 +311,7 @@ TEST_CASE("one thread rank that fails ends the others by name") {
     const std::shared_ptr<const Model> model = Model::load(models.make("mamba2"));
     std::vector<std::thread> followers;
     followers.emplace_back([&] { CHECK_THROWS_AS(serve_gang(model, *world.communicator(1), 1), UnavailableError); });
-    followers.emplace_back([&] { world.communicator(2)->abort("out of luck"); });
+    followers.emplace_back([&] { world.communicator(2)->abort("out of luck", ExitCode::kUnavailable); });
     const std::unique_ptr<Communicator> comm = world.communicator(0);
     Gang gang(model, *comm, 1);
     CHECK_THROWS_WITH(

@@ -2,12 +2,21 @@
 #include "worker/gpu.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
 
 #include "core/cuda/device_info.h"
 #include "core/errors.h"
 #include "core/fenwick.h"
 #include "kernels/cuda/convert.h"
+#include "parallel/cuda/self_device.h"
 #include "worker/cuda/gpu_prefill.h"
+#ifdef FENWICK_NCCL
+#include "parallel/cuda/nccl_communicator.h"
+#endif
 
 namespace fenwick {
 namespace {
@@ -31,17 +40,43 @@ std::string device_text(const cuda::DeviceInfo& device) {
     return text;
 }
 
-/// Makes the first usable device this thread's.
-void take_device() {
+/// Makes the device this thread's.
+void take_device(int index) {
     const cuda::DeviceReport report = cuda::probe_devices(false);
-    const cuda::DeviceInfo* device = report.first_usable();
-    if (device == nullptr) {
-        const std::string problem = report.devices.empty() ? report.problem : device_text(report.devices.front());
-        throw UnavailableError(
-            fmt::format("--device cuda: {}; use --device cpu ('fenwick doctor' shows what was found)", problem));
+    if (index < 0 || index >= static_cast<int>(report.devices.size())) {
+        throw UnavailableError(fmt::format("--device cuda: no GPU {}; {} ('fenwick doctor' shows what was found)",
+                                           index, report.problem.empty() ? "there are fewer" : report.problem));
     }
-    FENWICK_CUDA_CHECK(cudaSetDevice(device->index));
+    const cuda::DeviceInfo& device = report.devices[static_cast<std::size_t>(index)];
+    if (!device.usable()) {
+        throw UnavailableError(fmt::format(
+            "--device cuda: {}; use --device cpu ('fenwick doctor' shows what was found)", device_text(device)));
+    }
+    FENWICK_CUDA_CHECK(cudaSetDevice(index));
     cuda::require_kernel_image();
+}
+
+template <std::size_t kSize>
+void put(const std::string& text, std::array<char, kSize>& into) {
+    into.fill('\0');
+    std::copy_n(text.begin(), std::min(text.size(), kSize - 1), into.begin());
+}
+
+std::unique_ptr<cuda::DeviceCommunicator> join_gpus(Communicator& comm, const Compute& compute) {
+    if (comm.size() == 1) return std::make_unique<cuda::SelfDeviceCommunicator>();
+    if (comm.name() != "mpi") {
+        throw UnavailableError(fmt::format(
+            "--device cuda: several GPUs need a process for each: mpirun -np {} fenwick score ..., without --ranks",
+            comm.size()));
+    }
+#ifdef FENWICK_NCCL
+    return std::make_unique<cuda::NcclCommunicator>(comm, cuda::NcclOptions{compute.comm_timeout});
+#else
+    (void)compute;
+    throw UnavailableError(
+        "--device cuda: this build has no NCCL and uses one GPU with one rank; build with FENWICK_NCCL=ON, or use "
+        "--device cpu");
+#endif
 }
 
 }  // namespace
@@ -62,8 +97,34 @@ GpuStatus gpu_status(bool open) {
     return status;
 }
 
-std::int64_t gpu_pass_tokens(const Model& model, bool bf16) {
-    take_device();
+std::string gpu_collectives() {
+#ifdef FENWICK_NCCL
+    return "NCCL " + cuda::nccl_version();
+#else
+    return {};
+#endif
+}
+
+GpuFacts look_at_gpu(int local_rank) {
+    GpuFacts facts;
+    if (gethostname(facts.host.data(), facts.host.size() - 1) != 0) put("an unknown host", facts.host);
+    const cuda::DeviceReport report = cuda::probe_devices(false);
+    if (report.devices.empty()) {
+        put(report.problem, facts.problem);
+        return facts;
+    }
+    facts.device = device_of_local_rank(local_rank, static_cast<int>(report.devices.size()));
+    const cuda::DeviceInfo& device = report.devices[static_cast<std::size_t>(facts.device)];
+    facts.usable = device.usable();
+    facts.uuid = device.uuid;
+    put(device.pci_id, facts.pci_id);
+    put(device.name, facts.name);
+    if (!facts.usable) put(device_text(device), facts.problem);
+    return facts;
+}
+
+std::int64_t gpu_pass_tokens(const Model& model, bool bf16, int device) {
+    take_device(device);
     const cuda::Operand operand = operand_of(bf16);
     const auto free = static_cast<std::int64_t>(kShareOfFreeMemory * static_cast<double>(cuda::free_device_bytes()));
     const std::int64_t left = free - cuda::gpu_weight_bytes(model, operand);
@@ -77,14 +138,11 @@ std::int64_t gpu_pass_tokens(const Model& model, bool bf16) {
         cuda::run_bytes(model, operand, kBlockTokens)));
 }
 
-std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> model, const Communicator& comm, bool bf16) {
-    if (comm.size() != 1) {
-        throw UnavailableError(fmt::format(
-            "--device cuda: this version runs on one GPU, and there are {} ranks; use one rank, or --device cpu",
-            comm.size()));
-    }
-    take_device();
-    return std::make_unique<cuda::GpuPrefill>(std::move(model), operand_of(bf16));
+std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> model, Communicator& comm,
+                                             const Compute& compute) {
+    take_device(compute.device);
+    return std::make_unique<cuda::GpuPrefill>(std::move(model), operand_of(compute.bf16), join_gpus(comm, compute),
+                                              comm.status());
 }
 
 }  // namespace fenwick

@@ -1,6 +1,7 @@
 #include "worker/cuda/gpu_layer.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "core/fenwick.h"
 #include "kernels/cuda/activations.h"
@@ -49,35 +50,68 @@ void multiply(const GpuPass& pass, MatmulCall call) {
     pass.matmul.multiply(call, pass.memory.matmul_workspace, pass.stream);
 }
 
-void project(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows) {
+/// Columns [first, first + columns) of what the convolution and the read-out take.
+void project_columns(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows, std::int64_t first,
+                     std::int64_t columns) {
+    if (columns == 0) return;
     const Operand operand = pass.model.operand();
     MatmulCall call;
     call.x = pass.memory.normed;
     call.rows = pass.rows;
     call.k = call.x_stride = layer.in_proj.inputs;
-    call.weight = layer.in_proj.weight.data();
+    call.weight = layer.in_proj.rows_from(first, operand);
     call.output = operand;
-    call.y = rows.projected.column(0);
-    call.n = call.y_stride = layer.gates_first;
+    call.y = rows.projected.column(first);
+    call.y_stride = rows.projected.stride();
+    call.n = columns;
     multiply(pass, call);
-    call.weight = OperandRows(const_cast<unsigned char*>(layer.in_proj.weight.data()), layer.in_proj.inputs, operand)
-                      .row(layer.gates_first);
+    if (layer.in_proj.bias.size() == 0) return;
+    add_bias(operand, call.y, call.y_stride, layer.in_proj.bias.data() + first, pass.rows, columns, pass.stream);
+}
+
+void project_gates(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows) {
+    MatmulCall call;
+    call.x = pass.memory.normed;
+    call.rows = pass.rows;
+    call.k = call.x_stride = layer.in_proj.inputs;
+    call.weight = layer.in_proj.rows_from(layer.gates_first, pass.model.operand());
     call.output = Operand::kFp32;
     call.y = rows.gates;
     call.n = layer.gate_columns();
     call.y_stride = rows.gate_stride;
     multiply(pass, call);
     if (layer.in_proj.bias.size() == 0) return;
-    const float* bias = layer.in_proj.bias.data();
-    add_bias(operand, rows.projected.column(0), layer.gates_first, bias, pass.rows, layer.gates_first, pass.stream);
-    add_bias(Operand::kFp32, rows.gates, rows.gate_stride, bias + layer.gates_first, pass.rows, layer.gate_columns(),
-             pass.stream);
+    add_bias(Operand::kFp32, rows.gates, rows.gate_stride, layer.in_proj.bias.data() + layer.gates_first, pass.rows,
+             layer.gate_columns(), pass.stream);
 }
 
-ConvolutionCall convolution_call(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry, const LayerRows& rows) {
+/// The columns that only the read-out needs: what is left while the nodes are exchanged.
+void project_rest(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows) {
+    const std::int64_t conv_end = layer.conv_first + layer.convolution.channels;
+    project_columns(pass, layer, rows, 0, layer.conv_first);
+    project_columns(pass, layer, rows, conv_end, layer.gates_first - conv_end);
+}
+
+void start_halo(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, GpuCarry& carry,
+                const LayerRows& rows) {
+    const std::int64_t element = pass.model.operand() == Operand::kBf16 ? 2 : 4;
+    DeviceHalo halo;
+    halo.own_rows = rows.projected.column(layer.conv_first);
+    halo.own_stride = rows.projected.stride() * element;
+    halo.row_bytes = layer.convolution.channels * element;
+    halo.halo_out = pass.memory.halo;
+    if (carry.halos.size() > 0) {
+        halo.carried = carry.halo(false);
+        halo.carried_out = carry.halo(true);
+    }
+    pass.exchange.start_halo(index, layer.convolution.width - 1, halo, pass.stream);
+    carry.second = !carry.second;
+}
+
+ConvolutionCall convolution_call(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows) {
     ConvolutionCall call;
     call.convolution = layer.convolution;
-    call.halo = layer.convolution.width > 1 ? carry.halo(false) : nullptr;
+    call.halo = layer.convolution.width > 1 ? pass.memory.halo : nullptr;
     call.x = rows.projected.column(layer.conv_first);
     call.x_stride = rows.projected.stride();
     call.y = rows.convolved.column(0);
@@ -85,25 +119,26 @@ ConvolutionCall convolution_call(const GpuPass& pass, const GpuLayer& layer, Gpu
     return call;
 }
 
-void convolve(const GpuPass& pass, const ConvolutionCall& call, GpuCarry& carry) {
-    causal_convolution(pass.model.operand(), call, pass.stream);
-    if (call.convolution.width == 1) return;
-    next_halo(pass.model.operand(), call, carry.halo(true), pass.stream);
-    carry.second = !carry.second;
+void prepare_gates(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows, const Mamba2Steps& steps) {
+    mamba2_gates(steps.gates, rows.gates, rows.gate_stride, pass.memory.log_decay, pass.rows, layer.shape.heads,
+                 pass.stream);
 }
 
-MixerInputs mixer_inputs(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry, const LayerRows& rows,
-                         const Mamba2Steps& steps) {
+void prepare_gates(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows, const GatedDeltaSteps& steps) {
+    const std::int64_t heads = layer.shape.heads;
+    delta_gates(steps.gates, rows.gates, rows.gates + heads, rows.gate_stride, pass.rows, heads, pass.stream);
+}
+
+MixerInputs mixer_inputs(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows, const Mamba2Steps& steps) {
     const std::int64_t heads = layer.shape.heads;
     const std::int64_t keys = layer.shape.key_heads * layer.shape.key_dim;
-    mamba2_gates(steps.gates, rows.gates, rows.gate_stride, pass.memory.log_decay, pass.rows, heads, pass.stream);
-    ConvolutionCall call = convolution_call(pass, layer, carry, rows);
+    ConvolutionCall call = convolution_call(pass, layer, rows);
     call.v = pass.memory.v;
     call.dt = rows.gates;
     call.dt_stride = rows.gate_stride;
     call.v_channels = steps.inner;
     call.v_head_dim = layer.shape.value_dim;
-    convolve(pass, call, carry);
+    causal_convolution(pass.model.operand(), call, pass.stream);
     MixerInputs inputs;
     inputs.k = rows.convolved.column(steps.inner);
     inputs.q = rows.convolved.column(steps.inner + keys);
@@ -121,13 +156,12 @@ MixerInputs mixer_inputs(const GpuPass& pass, const GpuLayer& layer, GpuCarry& c
     return inputs;
 }
 
-MixerInputs mixer_inputs(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry, const LayerRows& rows,
+MixerInputs mixer_inputs(const GpuPass& pass, const GpuLayer& layer, const LayerRows& rows,
                          const GatedDeltaSteps& steps) {
     const Operand operand = pass.model.operand();
     const MixerShape& shape = layer.shape;
     const std::int64_t heads = shape.heads;
-    delta_gates(steps.gates, rows.gates, rows.gates + heads, rows.gate_stride, pass.rows, heads, pass.stream);
-    convolve(pass, convolution_call(pass, layer, carry, rows), carry);
+    causal_convolution(operand, convolution_call(pass, layer, rows), pass.stream);
     void* q = rows.convolved.column(0);
     void* k = rows.convolved.column(steps.keys);
     l2_norm(operand, q, rows.convolved.stride(), pass.rows, shape.key_heads, shape.key_dim, steps.l2_eps,
@@ -178,17 +212,6 @@ ReadOut read_out_call(const GpuLayer& layer, const LayerRows& rows, const GatedD
     return call;
 }
 
-void mix(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry, const MixerInputs& inputs) {
-    const Operand operand = pass.model.operand();
-    const PassMemory& memory = pass.memory;
-    const std::int64_t complete = pass.rows / kBlockTokens;
-    mixer_block_summaries(layer.shape, operand, inputs, pass.first_block, complete, memory.summaries,
-                          memory.mixer_workspace, pass.stream);
-    mixer_outputs(layer.shape, operand, inputs, pass.first_block, carry.nodes.entering(pass.first_block),
-                  memory.summaries, complete > 0, memory.o, memory.mixer_workspace, pass.stream);
-    carry.nodes.append(pass.first_block, memory.summaries, complete, memory.node_scratch);
-}
-
 /// x += y weight^T (+ bias), y [rows, inputs] with rows of its own stride.
 void add_product(const GpuPass& pass, const GpuLinear& linear, const void* y, std::int64_t stride, std::int64_t first,
                  std::int64_t rows) {
@@ -234,20 +257,42 @@ void run_mlp(const GpuPass& pass, const GpuLayer& layer) {
 
 }  // namespace
 
-void run_layer(const GpuPass& pass, const GpuLayer& layer, GpuCarry& carry) {
+void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, GpuCarry& carry) {
+    const Operand operand = pass.model.operand();
+    const PassMemory& memory = pass.memory;
     const LayerRows rows = rows_of(pass, layer);
-    rms_norm(pass.model.operand(), pass.memory.x, layer.mixer_norm.data(), pass.model.norm_eps(), pass.memory.normed,
-             pass.rows, pass.model.hidden(), pass.stream);
-    project(pass, layer, rows);
-    const MixerInputs inputs =
-        std::visit([&](const auto& steps) { return mixer_inputs(pass, layer, carry, rows, steps); }, layer.steps);
-    mix(pass, layer, carry, inputs);
+    const std::int64_t complete = pass.rows / kBlockTokens;
+    const bool idle = pass.rows == 0;  // this rank has no tokens: it only takes part in the exchanges
+    const bool with_halo = layer.convolution.width > 1;
+    if (!idle) {
+        rms_norm(operand, memory.x, layer.mixer_norm.data(), pass.model.norm_eps(), memory.normed, pass.rows,
+                 pass.model.hidden(), pass.stream);
+        project_columns(pass, layer, rows, layer.conv_first, layer.convolution.channels);
+    }
+    if (with_halo) start_halo(pass, layer, index, carry, rows);
+    MixerInputs inputs;
+    if (!idle) {
+        project_gates(pass, layer, rows);
+        std::visit([&](const auto& steps) { prepare_gates(pass, layer, rows, steps); }, layer.steps);
+        if (with_halo) pass.exchange.await_halo(pass.stream);
+        inputs = std::visit([&](const auto& steps) { return mixer_inputs(pass, layer, rows, steps); }, layer.steps);
+        pass.exchange.await_list(pass.stream);  // the last layer's summaries are no longer needed
+        mixer_block_summaries(layer.shape, operand, inputs, pass.first_block, complete, memory.summaries,
+                              memory.mixer_workspace, pass.stream);
+    }
+    const std::vector<EnteringNode> entering = pass.exchange.start_exchange(
+        index, layer.shape, memory.summaries, memory.node_scratch, carry.nodes, pass.stream);
+    if (idle) return;
+    project_rest(pass, layer, rows);
+    pass.exchange.await_entering(pass.stream);
+    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering, memory.summaries, complete > 0, memory.o,
+                  memory.mixer_workspace, pass.stream);
     ReadOut out = std::visit([&](const auto& steps) { return read_out_call(layer, rows, steps); }, layer.steps);
-    out.o = pass.memory.o;
+    out.o = memory.o;
     out.rows = pass.rows;
     out.channels = layer.out_proj.inputs;
-    read_out(pass.model.operand(), out, pass.stream);
-    add_product(pass, layer.out_proj, pass.memory.o, layer.out_proj.inputs, 0, pass.rows);
+    read_out(operand, out, pass.stream);
+    add_product(pass, layer.out_proj, memory.o, layer.out_proj.inputs, 0, pass.rows);
     if (layer.has_mlp()) run_mlp(pass, layer);
 }
 

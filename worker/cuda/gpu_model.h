@@ -16,6 +16,11 @@ struct GpuLinear {
     DeviceBuffer<float> bias;            ///< [outputs] or empty
     std::int64_t outputs = 0;
     std::int64_t inputs = 0;
+
+    /// Weights of the outputs from `first` on.
+    [[nodiscard]] const void* rows_from(std::int64_t first, Operand operand) const {
+        return weight.data() + first * inputs * (operand == Operand::kBf16 ? 2 : 4);
+    }
 };
 
 struct GpuLayer {

@@ -1,4 +1,5 @@
-// The GPU's prefill of one rank: the steps of worker/prefill.h with weights, activations and states on the device.
+// One rank's part of a pass on its GPU: the steps of worker/prefill.h with weights, activations and states on the
+// device.
 #pragma once
 
 #include <memory>
@@ -7,14 +8,17 @@
 #include "core/cuda/stream.h"
 #include "kernels/cuda/matmul.h"
 #include "worker/cuda/gpu_layer.h"
+#include "worker/cuda/rank_exchange.h"
 #include "worker/pass_runner.h"
 
 namespace fenwick::cuda {
 
 class GpuPrefill final : public PassRunner {
 public:
-    /// Uploads the weights to the current device. Throws UnavailableError when its memory is too small.
-    GpuPrefill(std::shared_ptr<const Model> model, Operand operand);
+    /// Collective. Uploads the weights to the current device, which is the communicator's too. `status`: of the world
+    /// that gives the orders. Throws UnavailableError when its memory is too small, PeerLostError when peers fail.
+    GpuPrefill(std::shared_ptr<const Model> model, Operand operand, std::unique_ptr<DeviceCommunicator> comm,
+               WorldStatus& status);
     ~GpuPrefill() override;
 
     void reset() override;
@@ -25,11 +29,20 @@ public:
     void carries_changed(std::int64_t position) override;
     [[nodiscard]] const Model& model() const override { return *model_; }
 
+    /// For benchmarks: times of the layers' exchanges.
+    [[nodiscard]] RankExchange& exchange() { return *exchange_; }
+
 private:
-    void make_room(std::int64_t rows);
+    void make_room(std::int64_t rows, std::int64_t first_block);
+    void run_layers(const Shard& mine, std::int64_t rows);
+    void synchronize();
+    void losses(const std::int32_t* targets, std::int64_t count);
+    [[nodiscard]] bool keeps_halos() { return exchange_->comm().rank() == 0; }
 
     std::shared_ptr<const Model> model_;
+    WorldStatus& status_;
     Stream stream_;  // outlives everything that lies on the device
+    std::unique_ptr<RankExchange> exchange_;
     GpuModel weights_;
     PassSizes sizes_;
     Matmul matmul_;

@@ -5,7 +5,7 @@
 #include "core/fenwick.h"
 #include "kernels/cuda/cross_entropy.h"
 #include "kernels/cuda/matmul.h"
-#include "worker/cuda/device_nodes.h"
+#include "worker/cuda/rank_exchange.h"
 
 namespace fenwick::cuda {
 namespace {
@@ -71,7 +71,8 @@ PassMemory lay_out(const PassSizes& sizes, std::int64_t rows, std::int64_t mixer
     memory.v = places.take(rows * sizes.values * sizes.element);
     memory.o = places.take(rows * sizes.values * sizes.element);
     memory.summaries = places.take<float>(rows / kBlockTokens * sizes.summary * 4);
-    memory.node_scratch = places.take<float>(2 * sizes.summary * 4);
+    memory.node_scratch = places.take<float>(cover_scratch_floats(rows / kBlockTokens, sizes.summary) * 4);
+    memory.halo = places.take(sizes.halo * sizes.element);
     memory.wide = places.take(std::min(rows, kMlpRows) * 2 * sizes.intermediate * sizes.element);
     memory.matmul_workspace = places.take(static_cast<std::int64_t>(Matmul::kWorkspaceBytes));
     memory.mixer_workspace = places.take(mixer_bytes);
@@ -94,7 +95,7 @@ std::int64_t run_bytes(const Model& model, Operand operand, std::int64_t rows) {
     const PassSizes sizes = pass_sizes(model, operand);
     std::int64_t carried = 0;
     for (const LayerParts& layer : model.layers()) {
-        carried += kPlannedBits * summary_floats(layer.mixer->shape()) * 4;
+        carried += (kPlannedNodes + kPassingNodes) * summary_floats(layer.mixer->shape()) * 4;
         carried += 2 * layer.mixer->halo_rows() * layer.mixer->conv_channels() * sizes.element;
     }
     return carried + lay_out(sizes, rows, mixer_bytes(model, operand, rows, 0), nullptr).bytes;

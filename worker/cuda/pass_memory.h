@@ -47,7 +47,8 @@ struct PassMemory {
     void* v = nullptr;               ///< [rows, values]
     void* o = nullptr;               ///< [rows, values]
     float* summaries = nullptr;      ///< [rows / kBlockTokens, summary]
-    float* node_scratch = nullptr;   ///< [2, summary]
+    float* node_scratch = nullptr;   ///< all nodes above those (cover_scratch_floats)
+    void* halo = nullptr;            ///< [halo]
     void* wide = nullptr;            ///< [min(rows, kMlpRows), 2 * intermediate]
     void* matmul_workspace = nullptr;
     void* mixer_workspace = nullptr;
