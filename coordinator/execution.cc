@@ -67,8 +67,8 @@ Execution resolve_execution(const std::string& device, const std::string& dtype,
     const GpuFacts gpu = look_at_gpu(slurm_local_id(read));
     if (device == "auto") return gpu.usable ? on_gpu(dtype, gpu.device) : on_cpu(dtype);
     if (!gpu.usable) {
-        throw UnavailableError(
-            fmt::format("--device cuda: no GPU can be used here ({}); use --device cpu or auto", gpu.problem.data()));
+        throw UnavailableError(fmt::format("--device cuda: no GPU can be used here ({}); use --device cpu or auto",
+                                           gpu_status(false).text));
     }
     if (ranks > 1) {
         throw UnavailableError(fmt::format(

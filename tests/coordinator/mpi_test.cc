@@ -142,7 +142,7 @@ TEST_CASE("a signalled MPI world saves and threads go on") {
 TEST_CASE("a rank that is killed or stopped ends the world in time, with its name, and --resume gives the same bytes") {
     const TemporaryFolder folder;
     const fs::path model = small_model(folder);
-    write_file(folder / "a.txt", text_of(1200000, 6));
+    write_file(folder / "a.txt", text_of(600000, 6));
     const auto arguments = [&](const std::string& out) {
         return Arguments{
             "score", "--model", model.string(), "--output", (folder / out).string(), (folder / "a.txt").string()};
