@@ -10,6 +10,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
+#include <boost/none.hpp>
 #include <exception>
 #include <optional>
 #include <sstream>
@@ -112,7 +113,7 @@ asio::awaitable<void> HttpServer::serve(Connection& connection) {
     for (;;) {
         Parser parser;
         parser.header_limit(static_cast<std::uint32_t>(connection.table().limits().frame_bytes));
-        parser.body_limit(0);
+        parser.body_limit(boost::none);  // a body is refused below, whatever its length
         boost::system::error_code error;
         const auto header = co_await receive_header(connection, parser, error);
         if (!header) co_return;
