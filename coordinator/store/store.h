@@ -127,11 +127,11 @@ enum class ReleaseOutcome { kFenced, kRequeued, kFailed };
 
 struct LogLine {
     idl::LogLevel::type level = idl::LogLevel::INFO;
-    std::string text;
-    std::string job_id;     ///< empty: of no job
-    std::string custom_id;  ///< as gang: may be empty
-    std::string gang;
-    std::optional<std::int32_t> rank;
+    std::string text = {};
+    std::string job_id = {};     ///< empty: of no job
+    std::string custom_id = {};  ///< may be empty, as gang
+    std::string gang = {};
+    std::optional<std::int32_t> rank = {};
 };
 
 class Store {
