@@ -265,6 +265,11 @@ struct Upload { 1: string id, 2: string name, 3: i64 size, 4: i64 received, 5: b
 struct ResultChunk { 1: binary data, 2: i64 offset, 3: i64 size, 4: bool last }
 
 service Fenwick {
+  /**
+   * Says who calls, for the rest of this connection; the first call where the coordinator has tokens, else every call is
+   * UNAUTHENTICATED. An unknown token is UNAUTHENTICATED, too.
+   */
+  void authenticate(1: string token) throws (1: ServiceError error)
   ServerInfo getServerInfo(1: i32 protocolVersion) throws (1: ServiceError error)
   Health getHealth() throws (1: ServiceError error)
   Plan planJob(1: JobSpec spec) throws (1: ServiceError error)
