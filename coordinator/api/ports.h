@@ -20,8 +20,7 @@ namespace fenwick {
 class ClientPorts {
 public:
     /// Opens both ports as the service's configuration says, and serves until destruction. Takes the store's
-    /// on_job_change. Throws ConfigError (an address beyond loopback without tokens or mutual TLS; TLS files) and
-    /// UnavailableError (a port that cannot be had).
+    /// on_job_change. Throws ConfigError (addresses, TLS files) and UnavailableError (a port that cannot be had).
     explicit ClientPorts(Service& service);
     /// Answers what is under way, ends all connections. Nobody may change jobs any more: stop what does first.
     ~ClientPorts();

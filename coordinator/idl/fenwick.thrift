@@ -302,7 +302,8 @@ service Fenwick {
 /*
  * One TCP connection a rank. A frame is a length (4 bytes, big-endian, at most maxFrameBytes) and a ControlMessage in
  * Thrift's binary protocol. Each rank says Hello and is answered by Welcome or Refused; then it sends a Heartbeat every
- * heartbeatMs, and the coordinator answers with one of its own. Rank 0 alone sends and gets the rest:
+ * heartbeatMs, and the coordinator answers with one of its own; its last frame is Bye, unless it dies. Rank 0 alone sends
+ * and gets the rest:
  *
  *   rank 0                     coordinator
  *   Ready                 ->                        wants a lease; answered when there is one
@@ -317,7 +318,8 @@ service Fenwick {
  *   GiveBack              ->                        the stretch is done, or given back at its last save point
  *                         <-   Closed
  *                         <-   Revoked              at any time: the epoch is over, what comes under it is dropped
- *                         <-   Drain, Stop          at any time, to every rank
+ *                         <-   Recall, Drain        at any time, to rank 0
+ *                         <-   Stop                 at any time, to every rank
  */
 
 struct LeaseKey {
@@ -418,16 +420,19 @@ struct GiveBack {
   1: LeaseKey lease
   2: ReturnReason reason
   3: i64 position
-  4: double seconds
-  5: string message
+  4: string message
 }
 
 struct Closed { 1: LeaseKey lease }
 struct Revoked { 1: LeaseKey lease, 2: string reason }
+/** Save and return this lease; the gang stays. */
+struct Recall { 1: LeaseKey lease, 2: string reason }
 /** Save, return the lease, end with exit code 0. */
 struct Drain { 1: string reason }
 /** The gang is given up (a rank of it was lost): end at once. */
 struct Stop { 1: string reason }
+/** The last word of a rank that ends in order: it is not lost. */
+struct Bye { 1: string reason }
 
 union ControlMessage {
   1: Hello hello
@@ -448,4 +453,6 @@ union ControlMessage {
   16: Revoked revoked
   17: Drain drain
   18: Stop stop
+  19: Bye bye
+  20: Recall recall
 }

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
+#include <utility>
+#include <vector>
 
 #include "coordinator/service/config.h"
 #include "coordinator/store/store.h"
@@ -86,17 +85,33 @@ public:
     /// A job may have become complete: the finisher looks.
     void job_moved();
 
+    /// Most bytes of a chunk of an upload or a result.
+    static constexpr std::int64_t kMaxChunkBytes = std::int64_t{4} << 20;
+
     /// Starts the threads that look jobs through and finish them; after the hooks are set.
     void start();
     void stop();
 
 private:
+    struct Threads;
+
+    /// Throws OVERLOADED while draining, STORAGE_FULL with little room.
+    void require_open() const;
+    /// Throws NOT_FOUND for a job of another client, too.
+    [[nodiscard]] idl::Job own_job(const Caller& caller, const std::string& id) const;
+    [[nodiscard]] std::int32_t count_gangs() const;
+    bool check_jobs();
+    bool finish_jobs();
+    bool end_late_ones();
+
     ServeConfig config_;
     Store store_;
     std::unique_ptr<ModelCatalog> models_;
     std::unique_ptr<JobFolders> folders_;
+    std::unique_ptr<Threads> threads_;
     std::atomic<bool> draining_{false};
     std::int64_t started_at_ = 0;
+    std::atomic<std::int64_t> plans_{0};
 
     std::function<void()> wake_;
     std::function<void(const std::vector<LeaseKey>&, const std::string&)> revoke_;
