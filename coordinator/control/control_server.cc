@@ -95,7 +95,8 @@ public:
             reason = error.what();
             if (!welcome_) spdlog::warn("control plane, {}: {}", peer_, reason);
         }
-        if (welcome_) server_.desk_.left(hello_.gangId, hello_.rank, this, reason);
+        // When the coordinator itself ends, nobody is to blame.
+        if (welcome_ && !server_.closing_) server_.desk_.left(hello_.gangId, hello_.rank, this, reason);
         closing_ = true;
         outgoing_.cancel();
         if (!refused_) end_now();
@@ -205,15 +206,15 @@ private:
     std::atomic<bool> held_back_{false};
 };
 
-ControlServer::ControlServer(asio::io_context& io, const ServeConfig& config, GangDesk& desk)
-    : io_(io), desk_(desk), acceptor_(io), ticks_(io), pool_(kPoolThreads) {
+ControlServer::ControlServer(const ServeConfig& config, GangDesk& desk)
+    : desk_(desk), acceptor_(io_), ticks_(io_), pool_(kPoolThreads) {
     if (!config.control_tls.certificate.empty()) {
         tls_.emplace(
             server_tls({config.control_tls.certificate, config.control_tls.key, config.control_tls.client_ca}));
     }
     const Endpoint& at = config.control;
     try {
-        tcp::resolver resolver(io);
+        tcp::resolver resolver(io_);
         const tcp::endpoint endpoint = resolver.resolve(at.host, std::to_string(at.port))->endpoint();
         acceptor_.open(endpoint.protocol());
         acceptor_.set_option(tcp::acceptor::reuse_address(true));
@@ -226,11 +227,16 @@ ControlServer::ControlServer(asio::io_context& io, const ServeConfig& config, Ga
     }
     asio::co_spawn(io_, accept(), asio::detached);
     asio::co_spawn(io_, watch(), asio::detached);
+    thread_ = std::thread([this] { io_.run(); });
 }
 
 ControlServer::~ControlServer() {
-    pool_.stop();
+    asio::post(io_, [this] { close(); });
+    thread_.join();  // all coroutines have ended
     pool_.join();
+    // What the last work wanted to say: nobody is there, but the sessions must go before the pool does.
+    io_.restart();
+    io_.poll();
 }
 
 void ControlServer::close() {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "coordinator/control/gang_desk.h"
 #include "coordinator/service/config.h"
@@ -19,22 +20,23 @@ namespace fenwick {
 
 class ControlServer {
 public:
-    /// Listens at config.control. Throws UnavailableError when it cannot, ConfigError for TLS files.
-    ControlServer(boost::asio::io_context& io, const ServeConfig& config, GangDesk& desk);
+    /// Listens at config.control and serves, on threads of its own, until destruction. Throws UnavailableError when it
+    /// cannot, ConfigError for TLS files.
+    ControlServer(const ServeConfig& config, GangDesk& desk);
+    /// Ends all connections. Work that has begun is done first.
     ~ControlServer();
     ControlServer(const ControlServer&) = delete;
     ControlServer& operator=(const ControlServer&) = delete;
 
     [[nodiscard]] std::uint16_t port() const { return port_; }
-    /// On the thread of `io`: no newcomers, no connections.
-    void close();
 
 private:
     class Session;
+    void close();
     boost::asio::awaitable<void> accept();
     boost::asio::awaitable<void> watch();
 
-    boost::asio::io_context& io_;
+    boost::asio::io_context io_;
     GangDesk& desk_;
     std::optional<boost::asio::ssl::context> tls_;
     boost::asio::ip::tcp::acceptor acceptor_;
@@ -44,6 +46,7 @@ private:
     std::set<std::shared_ptr<Session>> sessions_;
     std::uint16_t port_ = 0;
     bool closing_ = false;
+    std::thread thread_;
 };
 
 }  // namespace fenwick

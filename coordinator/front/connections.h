@@ -34,6 +34,7 @@ public:
 
     [[nodiscard]] const std::string& peer() const { return peer_; }  ///< "address:port"
     [[nodiscard]] Stream& stream() { return *stream_; }
+    [[nodiscard]] const Stream& stream() const { return *stream_; }
     [[nodiscard]] Connections& table() { return table_; }
 
     /// From now until `expect` is called again, the connection is dropped, for `reason`, once `time` has passed.

@@ -63,7 +63,7 @@ std::optional<HttpReply> refused_request(const Parser& parser) {
     return std::nullopt;
 }
 
-HttpRequest to_request(const Parser& parser) {
+HttpRequest to_request(const Parser& parser, const Connection& connection) {
     const auto target = parser.get().target();
     const std::string text(target.data(), target.size());
     const std::size_t mark = text.find('?');
@@ -71,6 +71,7 @@ HttpRequest to_request(const Parser& parser) {
     request.path = text.substr(0, mark);
     if (mark != std::string::npos) request.query = text.substr(mark + 1);
     const auto authorization = parser.get()[http::field::authorization];
+    request.certificate_name = connection.stream().certificate_name();
     request.authorization.assign(authorization.data(), authorization.size());
     return request;
 }
@@ -133,9 +134,9 @@ asio::awaitable<void> HttpServer::serve(Connection& connection) {
                 reply = *refused;  // and the connection closed: its body is not read
             } else {
                 keep_alive = parser.keep_alive();
+                const HttpRequest request = to_request(parser, connection);
                 reply = co_await asio::co_spawn(
-                    pool_, [&]() -> asio::awaitable<HttpReply> { co_return handle(to_request(parser)); },
-                    asio::use_awaitable);
+                    pool_, [&]() -> asio::awaitable<HttpReply> { co_return handle(request); }, asio::use_awaitable);
             }
         }
         const std::string bytes = to_bytes(reply, version, keep_alive, head);

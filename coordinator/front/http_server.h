@@ -13,9 +13,10 @@
 namespace fenwick {
 
 struct HttpRequest {
-    std::string path;           ///< without the query
-    std::string query;          ///< after "?", as sent
-    std::string authorization;  ///< the header's value, empty without one
+    std::string path;              ///< without the query
+    std::string query;             ///< after "?", as sent
+    std::string authorization;     ///< the header's value, empty without one
+    std::string certificate_name;  ///< of the client's verified certificate, as in CallContext
 };
 
 struct HttpReply {

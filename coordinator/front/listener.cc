@@ -23,10 +23,10 @@ using boost::system::error_code;
 
 tcp::acceptor listen(asio::io_context& io, const ListenOptions& options) {
     error_code error;
-    const auto address = asio::ip::make_address(options.address, error);
+    const auto address = asio::ip::make_address(options.address == "localhost" ? "127.0.0.1" : options.address, error);
     if (error) {
-        throw ConfigError(
-            fmt::format("listen address: expected an IPv4 or IPv6 address, found \"{}\"", options.address));
+        throw ConfigError(fmt::format("listen address: expected localhost or an IPv4 or IPv6 address, found \"{}\"",
+                                      options.address));
     }
     tcp::acceptor acceptor(io);
     const tcp::endpoint endpoint(address, options.port);

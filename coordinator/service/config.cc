@@ -232,6 +232,11 @@ ServeConfig read_serve_config(const fs::path& file) {
     Table http = top.under("http");
     read_endpoint(http, config.http);
     http.refuse_others();
+    if (!is_loopback(config.http.host) && config.tokens.empty() && config.tls.client_ca.empty()) {
+        http.fail("host",
+                  "a loopback address, or [[api.clients]] with tokens, or api.tls.client_ca, which this port uses "
+                  "as well: else anybody could look");
+    }
     read_control(top.under("control"), config);
     Table log = top.under("log");
     log.read("level", config.log_level);
