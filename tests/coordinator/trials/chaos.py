@@ -55,6 +55,8 @@ class Chaos:
         order = order[:count]
         self.random.shuffle(order)
         for i, name in enumerate(order):
+            while self.trial.ask("status", self.job)["state"] == "validating":
+                time.sleep(0.2)
             if self.trial.ask("status", self.job)["state"] != "in_progress":
                 fail(f"the job was over after {i} faults: give it more documents")
             say(f"fault {i + 1} of {count}: {name}")
@@ -181,7 +183,7 @@ def body():
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(disk)], capture_output=True).returncode == 0
     if not mounted:
         say("no tmpfs can be mounted here: the full disk is left out")
-    trial = Trial(options.fenwick, folder, save_seconds=0.5, stretch_tokens=1 << 20, data=disk / "data")
+    trial = Trial(options.fenwick, folder, save_seconds=0.5, stretch_tokens=1 << 18, data=disk / "data", hidden=64, layers=2)
     try:
         path, bad = write_documents(folder, options.documents, options.longest, seed=options.seed)
         begun = time.time()

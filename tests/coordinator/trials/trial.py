@@ -37,14 +37,15 @@ def environment():
 class Trial:
     """A folder with a model, a coordinator's configuration, and what runs in it."""
 
-    def __init__(self, fenwick, folder, *, save_seconds=1.0, stretch_tokens=65536, attempts=20, data=None):
+    def __init__(self, fenwick, folder, *, save_seconds=1.0, stretch_tokens=65536, attempts=20, data=None,
+                 hidden=16, layers=1):
         self.fenwick = str(fenwick)
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.data = Path(data) if data else self.folder / "data"
         self.api, self.http, self.control = free_port(), free_port(), free_port()
         self.model = self.folder / "model"
-        self.run("init", "--family", "log_linear_mamba2", "--output", self.model, "--hidden", "16", "--layers", "1",
+        self.run("init", "--family", "log_linear_mamba2", "--output", self.model, "--hidden", hidden, "--layers", layers,
                  "--heads", "2", "--head-dim", "8", "--state", "8", "--seed", "7")
         self.config = self.folder / "serve.toml"
         self.config.write_text(f"""
@@ -178,8 +179,7 @@ class Gang:
         self.thread.join(timeout=10)
 
     def rank_pids(self):
-        return [pid for pid in family(self.process.pid) if " worker " in f" {command_line(pid)} "
-                and Path(command_line(pid).split()[0]).name == "fenwick"]
+        return [pid for pid in family(self.process.pid) if command_line(pid).startswith(f"{self.trial.fenwick} worker ")]
 
 
 def command_line(pid):
