@@ -22,6 +22,9 @@ void add_plan_command(CLI::App& app, Command& chosen);
 void add_init_command(CLI::App& app, Command& chosen);
 void add_doctor_command(CLI::App& app, Command& chosen);
 void add_version_command(CLI::App& app, Command& chosen);
+// A coordinator, and a rank of its gangs.
+void add_serve_command(CLI::App& app, Command& chosen);
+void add_worker_command(CLI::App& app, Command& chosen);
 // Those of a coordinator's clients.
 void add_submit_command(CLI::App& app, Command& chosen);
 void add_status_command(CLI::App& app, Command& chosen);

@@ -2,10 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +10,7 @@
 
 #include "coordinator/commands/commands.h"
 #include "coordinator/gang_host.h"
+#include "coordinator/mpi_world.h"
 #include "coordinator/progress.h"
 #include "coordinator/score_job.h"
 #include "coordinator/score_options.h"
@@ -79,35 +77,6 @@ void print_report(const ScoreReport& report, const ScoreOptions& options) {
     if (report.bits_per_byte) fmt::print(", {:.4f} bits per byte", *report.bits_per_byte);
     if (rate > 0) fmt::print("\n{} of computing, {:.0f} tokens/s", duration_text(report.seconds), rate);
     fmt::print("\nresults in {}\n", (options.output / "results.jsonl").string());
-}
-
-/// Ranks of an MPI world that share this host, as the launcher says; all of them when it says nothing.
-int mpi_ranks_on_host(int world_size) {
-    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
-        if (const auto text = process_environment(name)) {
-            const int ranks =
-                std::atoi(text->c_str());  // NOLINT(cert-err34-c): no number reads as 0, which is passed over
-            if (ranks >= 1) return std::min(ranks, world_size);
-        }
-    }
-    return world_size;
-}
-
-/// Every process reads the model for itself; they must have read the same.
-void check_same_model(Communicator& comm, const Model& model) {
-    std::array<char, 64> leader = {};
-    std::array<char, 64> own = {};
-    model.hash().copy(own.data(), own.size());
-    if (comm.rank() == 0) leader = own;
-    broadcast(comm, std::as_writable_bytes(std::span(leader)));
-    together(comm, [&] {
-        if (leader != own) {
-            throw DataError(
-                fmt::format("--model: this rank read a model with hash {}, rank 0 one with {}; give every host "
-                            "the same files",
-                            own.data(), leader.data()));
-        }
-    });
 }
 
 int score_in_mpi_world(const ScoreOptions& options, Communicator& comm) {

@@ -3,7 +3,9 @@
 #include <openssl/x509.h>
 
 #include <array>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/read.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
@@ -41,10 +43,17 @@ private:
 /// Without TLS's own closing exchange: frames carry their length, so a cut connection cannot pass for a short message.
 class TlsStream final : public Stream {
 public:
-    TlsStream(tcp::socket socket, asio::ssl::context& context) : stream_(std::move(socket), context) {}
-    asio::awaitable<void> handshake() override {
-        co_await stream_.async_handshake(asio::ssl::stream_base::server, asio::use_awaitable);
+    using Side = asio::ssl::stream_base::handshake_type;
+    TlsStream(tcp::socket socket, asio::ssl::context& context, Side side)
+        : stream_(std::move(socket), context), side_(side) {}
+    void expect_host(const std::string& host) {
+        stream_.set_verify_callback(asio::ssl::host_name_verification(host));
+        // Servers of several names choose their certificate by it. Addresses are not sent.
+        boost::system::error_code no_address;
+        (void)asio::ip::make_address(host, no_address);
+        if (no_address) SSL_set_tlsext_host_name(stream_.native_handle(), host.c_str());
     }
+    asio::awaitable<void> handshake() override { co_await stream_.async_handshake(side_, asio::use_awaitable); }
     asio::awaitable<std::size_t> read_some(asio::mutable_buffer out) override {
         co_return co_await stream_.async_read_some(out, asio::use_awaitable);
     }
@@ -65,6 +74,7 @@ public:
 
 private:
     asio::ssl::stream<tcp::socket> stream_;
+    Side side_;
 };
 
 }  // namespace
@@ -74,7 +84,13 @@ std::unique_ptr<Stream> plain_stream(tcp::socket socket) {
 }
 
 std::unique_ptr<Stream> tls_stream(tcp::socket socket, asio::ssl::context& context) {
-    return std::make_unique<TlsStream>(std::move(socket), context);
+    return std::make_unique<TlsStream>(std::move(socket), context, asio::ssl::stream_base::server);
+}
+
+std::unique_ptr<Stream> tls_client_stream(tcp::socket socket, asio::ssl::context& context, const std::string& host) {
+    auto stream = std::make_unique<TlsStream>(std::move(socket), context, asio::ssl::stream_base::client);
+    stream->expect_host(host);
+    return stream;
 }
 
 }  // namespace fenwick

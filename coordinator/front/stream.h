@@ -1,4 +1,4 @@
-// A byte stream to one client: a plain socket or TLS over it, alike for those who read and write frames.
+// A byte stream to one peer: a plain socket or TLS over it, alike for those who read and write frames.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -31,5 +31,8 @@ public:
 [[nodiscard]] std::unique_ptr<Stream> plain_stream(boost::asio::ip::tcp::socket socket);
 [[nodiscard]] std::unique_ptr<Stream> tls_stream(boost::asio::ip::tcp::socket socket,
                                                  boost::asio::ssl::context& context);
+/// The client's end; the certificate must be for `host`.
+[[nodiscard]] std::unique_ptr<Stream> tls_client_stream(boost::asio::ip::tcp::socket socket,
+                                                        boost::asio::ssl::context& context, const std::string& host);
 
 }  // namespace fenwick

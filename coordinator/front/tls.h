@@ -16,4 +16,13 @@ struct ServerTlsFiles {
 /// key that does not belong to the certificate.
 [[nodiscard]] boost::asio::ssl::context server_tls(const ServerTlsFiles& files);
 
+struct ClientTlsFiles {
+    std::filesystem::path authority;    ///< the server's certificate must come from it
+    std::filesystem::path certificate;  ///< of this client, where the server asks for one; empty: none
+    std::filesystem::path key;
+};
+
+/// As server_tls.
+[[nodiscard]] boost::asio::ssl::context client_tls(const ClientTlsFiles& files);
+
 }  // namespace fenwick

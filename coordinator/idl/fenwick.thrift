@@ -410,10 +410,12 @@ enum ReturnReason {
   DONE = 1,
   /** The gang ends, or was told to: the rest is for others. */
   DRAINED = 2,
-  /** The gang cannot do this one: it has no such model, or the state's file is not there. */
+  /** The gang has no such model, and is not to be asked for it again. */
   REFUSED = 3,
   /** An error of the gang while it worked on it. */
-  FAILED = 4
+  FAILED = 4,
+  /** The saved state is not where it should be, or damaged: the document has to start anew. */
+  STATE_MISSING = 5
 }
 
 struct GiveBack {

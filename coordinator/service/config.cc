@@ -146,15 +146,22 @@ void read_clients(Table& api, ServeConfig& config, const fs::path& file) {
     }
 }
 
+TlsFiles read_tls(Table tls) {
+    TlsFiles files;
+    tls.read("certificate", files.certificate);
+    tls.read("key", files.key);
+    tls.read("client_ca", files.client_ca);
+    if (files.certificate.empty() != files.key.empty()) tls.fail("key", "certificate and key together");
+    if (files.certificate.empty() && !files.client_ca.empty())
+        tls.fail("certificate", "one, to ask clients for theirs");
+    tls.refuse_others();
+    return files;
+}
+
 void read_api(Table api, ServeConfig& config, const fs::path& file) {
     read_endpoint(api, config.api);
     read_clients(api, config, file);
-    Table tls = api.under("tls");
-    tls.read("certificate", config.tls.certificate);
-    tls.read("key", config.tls.key);
-    tls.read("client_ca", config.tls.client_ca);
-    if (config.tls.certificate.empty() != config.tls.key.empty()) tls.fail("key", "certificate and key together");
-    tls.refuse_others();
+    config.tls = read_tls(api.under("tls"));
     api.read("max_frame_bytes", config.max_frame_bytes, 1 << 16, std::int64_t{1} << 30);
     api.read("max_connections", config.max_connections, 1, 100'000);
     api.read("frame_seconds", config.frame_seconds, 1, 3600);
@@ -177,6 +184,7 @@ void read_api(Table api, ServeConfig& config, const fs::path& file) {
 void read_control(Table control, ServeConfig& config) {
     read_endpoint(control, config.control);
     control.read("token", config.worker_token);
+    config.control_tls = read_tls(control.under("tls"));
     control.read("heartbeat_seconds", config.heartbeat_seconds, 0.05, 60);
     control.read("lost_seconds", config.lost_seconds, 0.2, 3600);
     if (config.lost_seconds < 3 * config.heartbeat_seconds) control.fail("lost_seconds", "at least 3 heartbeats");
@@ -189,8 +197,10 @@ void read_control(Table control, ServeConfig& config) {
     control.read("attempts", attempts, 1, 100);
     config.attempts = static_cast<std::int32_t>(attempts);
     control.refuse_others();
-    if (!is_loopback(config.control.host) && config.worker_token.empty()) {
-        control.fail("token", "a token, since control.host is not loopback: else anybody could join as a gang");
+    const bool guarded = !config.worker_token.empty() || !config.control_tls.client_ca.empty();
+    if (!is_loopback(config.control.host) && !guarded) {
+        control.fail("token",
+                     "a token or tls.client_ca, since host is not loopback: else anybody could join as a gang");
     }
 }
 

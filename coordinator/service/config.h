@@ -55,6 +55,7 @@ struct ServeConfig {
 
     // [control]
     Endpoint control{"127.0.0.1", 7712};
+    TlsFiles control_tls;
     std::string worker_token;  ///< empty: gangs need none (loopback alone)
     double heartbeat_seconds = 1;
     double lost_seconds = 6;  ///< a rank that is silent for so long is lost

@@ -39,6 +39,7 @@ LeasedDocument::LeasedDocument(Store& store, JobFolders& folders, ModelCatalog& 
       lease_(lease),
       gang_(gang),
       name_(file_name_for_id(lease.document.ref.custom_id)),
+      position_(lease.first),
       saved_seconds_(lease.document.seconds) {
     const StoredDocument& document = lease_.document;
     const StoredJob job = store_.stored_job(document.job_id);
@@ -81,18 +82,6 @@ void LeasedDocument::open_losses() {
 void LeasedDocument::require(bool condition, const std::string& what) const {
     if (condition) return;
     throw ProtocolFault(fmt::format("{}: {}", lease_.document.ref.custom_id, what));
-}
-
-std::int64_t LeasedDocument::position() const {
-    const std::lock_guard lock(mutex_);
-    return nll_.count();
-}
-
-double LeasedDocument::tokens_per_second() const {
-    const std::lock_guard lock(mutex_);
-    // Up to the last losses: between two passes the rate does not sink.
-    const double seconds = seconds_between(start_, last_work_);
-    return seconds > 0 ? static_cast<double>(nll_.count() - lease_.first) / seconds : 0;
 }
 
 std::string LeasedDocument::read_tokens(std::int64_t first, std::int64_t count) {
@@ -140,7 +129,10 @@ void LeasedDocument::take_losses(std::int64_t first, const std::string& bytes) {
     file_->append(losses);
     nll_.add(losses);
     computed_ += std::ssize(losses);
-    last_work_ = Clock::now();
+    position_.store(nll_.count());
+    // As of the last losses: between two passes the rate does not sink.
+    const double seconds = seconds_between(start_, Clock::now());
+    if (seconds > 0) rate_.store(static_cast<double>(nll_.count() - lease_.first) / seconds);
 }
 
 void LeasedDocument::take_state(std::int64_t position, std::int64_t offset, const std::string& bytes) {

@@ -138,10 +138,15 @@ std::vector<std::string> Store::expire_uploads() {
     });
 }
 
-void Store::record_gang(const idl::GangInfo& gang) {
+void Store::record_gangs(std::span<const idl::GangInfo> gangs) {
+    if (gangs.empty()) return;
     database_->write([&](Connection& db) {
-        put_gang(db, gang);
-        if (!is_over(gang)) return;
+        bool over = false;
+        for (const idl::GangInfo& gang : gangs) {
+            put_gang(db, gang);
+            over = over || is_over(gang);
+        }
+        if (!over) return;
         db.run(
             "DELETE FROM gangs WHERE over = 1 AND number <= (SELECT number FROM gangs WHERE over = 1 ORDER BY number "
             "DESC LIMIT 1 OFFSET ?)",

@@ -227,8 +227,8 @@ public:
     std::vector<std::string> expire_uploads();
 
     // ---- gangs
-    /// Adds it, or what is known of it is replaced.
-    void record_gang(const idl::GangInfo& gang);
+    /// Adds each, or what is known of it is replaced.
+    void record_gangs(std::span<const idl::GangInfo> gangs);
     [[nodiscard]] idl::GangInfo gang(const std::string& id) const;
     /// Those of now first, then the latest that ended.
     [[nodiscard]] idl::GangPage list_gangs(const std::string& page_token, std::int32_t page_size) const;

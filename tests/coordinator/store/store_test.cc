@@ -247,7 +247,7 @@ TEST_CASE("store: a restart queues what was running at its save point, and forge
         idl::GangInfo gang;
         gang.id = "g1";
         gang.state = idl::GangState::BUSY;
-        store.record_gang(gang);
+        store.record_gangs(std::span(&gang, 1));
     }
     Store store(folder / "s.db");
     CHECK_FALSE(store.is_current(old));
