@@ -35,6 +35,18 @@ TEST_CASE("pages: metrics are in Prometheus' text form, each family once, and na
     }
     CHECK(metrics.body.find("fenwick_rpc_calls_total{method=\"submitJob\",outcome=\"ok\"} 1") != std::string::npos);
     CHECK(metrics.body.find(job.id) == std::string::npos);
+    // What dashboard and alerts look for is there.
+    const std::regex name("(fenwick|process)_[a-z_]+");
+    for (const char* file : {"ops/grafana/fenwick.json", "ops/prometheus/fenwick-rules.yml"}) {
+        const std::string text =
+            std::regex_replace(read_file(FENWICK_SOURCE + std::string(file)), std::regex("_bucket"), "");
+        std::int64_t found = 0;
+        for (std::sregex_iterator match(text.begin(), text.end(), name), end; match != end; ++match, ++found) {
+            INFO(file << ": " << match->str());
+            CHECK(families.count(match->str()) == 1);
+        }
+        CHECK(found > 4);
+    }
 }
 
 TEST_CASE("pages: the status page needs nothing from elsewhere") {
