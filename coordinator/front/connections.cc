@@ -14,7 +14,13 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr std::size_t kFirstBuffer = 4096;
+/// What each connection may hold whatever the others do, so that small calls go on under attack.
+constexpr std::size_t kFreeBuffer = 64 << 10;
 constexpr auto kWatchInterval = std::chrono::milliseconds(100);
+
+std::int64_t charged(std::size_t held) {
+    return static_cast<std::int64_t>(held > kFreeBuffer ? held - kFreeBuffer : 0);
+}
 
 }  // namespace
 
@@ -26,7 +32,7 @@ Connection::Connection(Connections& table, std::unique_ptr<Stream> stream, std::
 
 Connection::~Connection() {
     stream_->close();
-    table_.buffered_ -= static_cast<std::int64_t>(buffer_.size());
+    give_back(buffer_.size());
     table_.open_.erase(number_);
     table_.metrics_.closed();
 }
@@ -36,17 +42,26 @@ void Connection::expect(Drop reason, std::chrono::milliseconds time) {
     deadline_reason_ = reason;
 }
 
-bool Connection::grow() {
-    if (filled_ < buffer_.size()) return true;
-    const std::size_t size = std::max(kFirstBuffer, 2 * buffer_.size());
-    const auto more = static_cast<std::int64_t>(size - buffer_.size());
-    if (table_.buffered_ + more > table_.limits_.buffered_bytes) {
-        drop(Drop::kBuffered, fmt::format("unfinished requests of all connections would hold more than {} bytes",
+bool Connection::charge(std::size_t now, std::size_t then) {
+    const std::int64_t more = charged(then) - charged(now);
+    if (more > 0 && table_.buffered_ + more > table_.limits_.buffered_bytes) {
+        drop(Drop::kBuffered, fmt::format("requests and replies under way would hold more than {} bytes",
                                           table_.limits_.buffered_bytes));
         return false;
     }
-    buffer_.resize(size);
     table_.buffered_ += more;
+    return true;
+}
+
+void Connection::give_back(std::size_t held) {
+    table_.buffered_ -= charged(held);
+}
+
+bool Connection::grow() {
+    if (filled_ < buffer_.size()) return true;
+    const std::size_t size = std::max(kFirstBuffer, 2 * buffer_.size());
+    if (!charge(buffer_.size(), size)) return false;
+    buffer_.resize(size);
     return true;
 }
 
@@ -75,23 +90,25 @@ void Connection::consume(std::size_t bytes) {
     in_request_ = filled_ > 0;
     if (in_request_) expect(Drop::kFrameTime, table_.limits_.frame_time);
     const std::size_t keep = std::max(kFirstBuffer, filled_);
-    if (buffer_.size() > 16 * kFirstBuffer && keep < buffer_.size()) {
-        table_.buffered_ -= static_cast<std::int64_t>(buffer_.size() - keep);
+    if (buffer_.size() > kFreeBuffer && keep < buffer_.size()) {
+        table_.buffered_ -= charged(buffer_.size()) - charged(keep);
         buffer_.resize(keep);
         buffer_.shrink_to_fit();
     }
 }
 
 asio::awaitable<bool> Connection::send(std::span<const std::uint8_t> bytes) {
-    if (ended_) co_return false;
+    if (ended_ || !charge(0, bytes.size())) co_return false;
     expect(Drop::kWriteTime, table_.limits_.write_time);
+    bool whole = true;
     try {
         co_await stream_->write(asio::buffer(bytes.data(), bytes.size()));
+        table_.metrics_.sent(bytes.size());
     } catch (const boost::system::system_error&) {
-        co_return false;
+        whole = false;
     }
-    table_.metrics_.sent(bytes.size());
-    co_return !ended_;
+    give_back(bytes.size());
+    co_return whole && !ended_;
 }
 
 void Connection::drop(Drop reason, const std::string& detail) {

@@ -60,6 +60,10 @@ public:
 private:
     friend class Connections;
     [[nodiscard]] bool grow();
+    /// Takes the difference between holding `now` and holding `then` bytes from the budget of all connections; drops
+    /// this one and returns false when there is not so much left.
+    [[nodiscard]] bool charge(std::size_t now, std::size_t then);
+    void give_back(std::size_t held);
 
     Connections& table_;
     std::unique_ptr<Stream> stream_;

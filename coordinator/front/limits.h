@@ -10,7 +10,8 @@ namespace fenwick {
 struct FrontLimits {
     /// Bytes of one frame (RPC) or of one request (HTTP), without its length. A frame of exactly this size is served.
     std::int64_t frame_bytes = std::int64_t{8} << 20;
-    /// Bytes of unfinished frames over all connections; the connection that would exceed it is dropped.
+    /// Bytes of unfinished requests and of replies not yet taken, over all connections and beyond the first 64 KiB of
+    /// each, which are always free; the connection that would exceed it is dropped.
     std::int64_t buffered_bytes = std::int64_t{128} << 20;
     /// Elements of one list, set or map, and bytes of one string or binary of a request.
     std::int32_t container_elements = 65536;

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
@@ -79,9 +80,10 @@ asio::awaitable<void> RpcServer::serve(Connection& connection) {
         if (!length) co_return;
         connection.expect_nothing();
         connection.prove();
-        const CallReply reply = co_await answer(client, connection.input().subspan(kLengthBytes, *length));
-        if (!reply.frame.empty() && !co_await connection.send(reply.frame)) co_return;
-        if (reply.malformed) {
+        const auto reply = co_await answer(client, connection, connection.input().subspan(kLengthBytes, *length));
+        if (!reply) co_return;
+        if (!reply->frame.empty() && !co_await connection.send(reply->frame)) co_return;
+        if (reply->malformed) {
             connection.drop(Drop::kMalformed, "a request that cannot be read");
             co_return;
         }
@@ -89,7 +91,8 @@ asio::awaitable<void> RpcServer::serve(Connection& connection) {
     }
 }
 
-asio::awaitable<CallReply> RpcServer::answer(Client& client, std::span<const std::uint8_t> request) {
+asio::awaitable<std::optional<CallReply>> RpcServer::answer(Client& client, Connection& connection,
+                                                            std::span<const std::uint8_t> request) {
     CallContext& context = client.context;
     context.request_id = next_request_id();
     context.outcome = "ok";
@@ -103,11 +106,24 @@ asio::awaitable<CallReply> RpcServer::answer(Client& client, std::span<const std
             [&]() -> asio::awaitable<CallReply> { co_return run_call(*client.processor, request, limits_, context); },
             asio::use_awaitable);
         if (!context.wait || waits_.closed()) break;
-        co_await waits_.wait(context.wait->topic, calls, context.wait->until);
+        if (!co_await wait_for_change(*context.wait, calls, connection)) co_return std::nullopt;
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - context.begun;
     call_metrics_.called(reply.method, context.outcome, seconds.count());
     co_return reply;
+}
+
+/// False when the client has left: nobody waits for the answer, and its connection is wanted for others.
+asio::awaitable<bool> RpcServer::wait_for_change(const CallContext::Wait& wait, std::uint64_t calls,
+                                                 Connection& connection) {
+    constexpr auto kLookInterval = std::chrono::seconds(1);
+    for (;;) {
+        const auto now = WaitRoom::Clock::now();
+        if (now >= wait.until || waits_.closed()) co_return true;
+        if (co_await waits_.wait(wait.topic, calls, std::min(wait.until, now + kLookInterval))) co_return true;
+        if (connection.stream().peer_has_left()) co_return false;
+        calls = waits_.calls();
+    }
 }
 
 }  // namespace fenwick

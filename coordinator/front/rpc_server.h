@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "coordinator/front/call.h"
@@ -34,7 +36,11 @@ public:
 private:
     struct Client;
     [[nodiscard]] boost::asio::awaitable<void> serve(Connection& connection);
-    [[nodiscard]] boost::asio::awaitable<CallReply> answer(Client& client, std::span<const std::uint8_t> request);
+    /// Nothing when the client left while its call waited.
+    [[nodiscard]] boost::asio::awaitable<std::optional<CallReply>> answer(Client& client, Connection& connection,
+                                                                          std::span<const std::uint8_t> request);
+    [[nodiscard]] boost::asio::awaitable<bool> wait_for_change(const CallContext::Wait& wait, std::uint64_t calls,
+                                                               Connection& connection);
     [[nodiscard]] std::string next_request_id();
 
     boost::asio::thread_pool& pool_;

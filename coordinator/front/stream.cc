@@ -1,6 +1,7 @@
 #include "coordinator/front/stream.h"
 
 #include <openssl/x509.h>
+#include <poll.h>
 
 #include <array>
 #include <boost/asio/ip/address.hpp>
@@ -23,6 +24,12 @@ void close_socket(tcp::socket& socket) noexcept {
     socket.close(ignored);
 }
 
+bool peer_of_has_left(tcp::socket& socket) {
+    // POLLRDHUP also tells where unread bytes come before the end.
+    pollfd looked_at = {socket.native_handle(), POLLRDHUP, 0};
+    return ::poll(&looked_at, 1, 0) != 0;  // POLLERR, POLLHUP and POLLNVAL come unasked
+}
+
 class PlainStream final : public Stream {
 public:
     explicit PlainStream(tcp::socket socket) : socket_(std::move(socket)) {}
@@ -33,6 +40,7 @@ public:
     asio::awaitable<void> write(asio::const_buffer bytes) override {
         co_await asio::async_write(socket_, bytes, asio::use_awaitable);
     }
+    [[nodiscard]] bool peer_has_left() override { return peer_of_has_left(socket_); }
     void close() noexcept override { close_socket(socket_); }
     [[nodiscard]] std::string certificate_name() const override { return {}; }
 
@@ -60,6 +68,7 @@ public:
     asio::awaitable<void> write(asio::const_buffer bytes) override {
         co_await asio::async_write(stream_, bytes, asio::use_awaitable);
     }
+    [[nodiscard]] bool peer_has_left() override { return peer_of_has_left(stream_.next_layer()); }
     void close() noexcept override { close_socket(stream_.next_layer()); }
     [[nodiscard]] std::string certificate_name() const override {
         // native_handle() is not const, though asking for the peer's certificate changes nothing.

@@ -22,6 +22,8 @@ public:
     [[nodiscard]] virtual boost::asio::awaitable<std::size_t> read_some(boost::asio::mutable_buffer out) = 0;
     /// All of `bytes`.
     [[nodiscard]] virtual boost::asio::awaitable<void> write(boost::asio::const_buffer bytes) = 0;
+    /// Whether the peer has closed its end, as far as the system knows by now; does not wait.
+    [[nodiscard]] virtual bool peer_has_left() = 0;
     /// Says goodbye as far as that needs no waiting, then closes. Never throws; may be repeated.
     virtual void close() noexcept = 0;
     /// Common name of the client's verified certificate; empty without one.

@@ -1,6 +1,7 @@
 #include "coordinator/front/wait_room.h"
 
 #include <boost/asio/as_tuple.hpp>
+#include <boost/asio/error.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <utility>
@@ -22,12 +23,14 @@ void WaitRoom::close() {
     for (const auto& [topic, timer] : waiting_) timer->cancel();
 }
 
-asio::awaitable<void> WaitRoom::wait(std::string topic, std::uint64_t seen, Clock::time_point until) {
-    if (closed_ || calls() != seen) co_return;
+asio::awaitable<bool> WaitRoom::wait(std::string topic, std::uint64_t seen, Clock::time_point until) {
+    if (closed_) co_return false;
+    if (calls() != seen) co_return true;
     asio::steady_timer timer(io_, until);
     const auto entry = waiting_.emplace(std::move(topic), &timer);
-    co_await timer.async_wait(asio::as_tuple(asio::use_awaitable));
+    const auto [ended] = co_await timer.async_wait(asio::as_tuple(asio::use_awaitable));
     waiting_.erase(entry);
+    co_return ended == asio::error::operation_aborted && !closed_;
 }
 
 }  // namespace fenwick

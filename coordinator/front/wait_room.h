@@ -28,9 +28,9 @@ public:
     /// Counts calls of every topic. Read it before looking at the topic's state, and give it to `wait`: a call that
     /// comes between the two is then not missed.
     [[nodiscard]] std::uint64_t calls() const { return calls_.load(); }
-    /// Returns when `topic` is called, at `until`, or at once if there was any call since `seen`. On the thread of
-    /// `io`.
-    [[nodiscard]] boost::asio::awaitable<void> wait(std::string topic, std::uint64_t seen, Clock::time_point until);
+    /// Returns true when `topic` is called, or at once if there was any call since `seen`; false at `until`, and when
+    /// the room is closed. On the thread of `io`.
+    [[nodiscard]] boost::asio::awaitable<bool> wait(std::string topic, std::uint64_t seen, Clock::time_point until);
     [[nodiscard]] bool closed() const { return closed_; }
 
 private:

@@ -167,6 +167,18 @@ TEST_CASE("front: calls that wait hold no thread, and end when the job changes o
     CHECK(woken == kWaiting);
     CHECK(Clock::now() - called < 2s);
 
+    // Who leaves while his call waits gives his connection back.
+    {
+        RawSocket leaving(front.rpc_port());
+        REQUIRE(
+            leaving.send(framed(call_header("waitJob") + std::string("\x0a\x00\x02\x00\x00\x00\x00\x00\x00\x00\x09"
+                                                                     "\x0a\x00\x03\x00\x00\x00\x00\x00\x00\x75\x30\x00",
+                                                                     23))));
+        CHECK(leaving.receive(1, 300ms).empty());
+        CHECK(front.metric("fenwick_connections_open", "rpc") == 1);
+    }
+    CHECK(holds_within(4s, [&] { return front.metric("fenwick_connections_open", "rpc") == 0; }));
+
     SampleClient client(front.rpc_port());
     idl::Job job;
     const auto begun = Clock::now();

@@ -1,12 +1,12 @@
-// TLS and mutual TLS: who is let in, and what a wrong certificate gets. Certificates are made by the openssl program.
+// TLS and mutual TLS: who is let in, and what a wrong certificate gets.
 #include <thrift/protocol/TBinaryProtocol.h>
 #include <thrift/transport/TBufferTransports.h>
 #include <thrift/transport/TSSLSocket.h>
 
 #include <catch2/catch.hpp>
-#include <cstdlib>
 #include <string>
 
+#include "../certificates.h"
 #include "core/errors.h"
 #include "support.h"
 #include "tests/core/temporary_folder.h"
@@ -18,45 +18,14 @@ using namespace std::chrono_literals;
 using apache::thrift::transport::TFramedTransport;
 using apache::thrift::transport::TSSLSocketFactory;
 
-/// Two authorities; of the first a server's and a client's certificate, of the second another client's.
-class Certificates {
-public:
-    Certificates() {
-        for (const char* authority : {"ca", "other"}) {
-            run("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=" +
-                std::string(authority) + " -keyout " + file(authority, "key") + " -out " + file(authority, "pem"));
-        }
-        issue("server", "ca");
-        issue("alice", "ca");
-        issue("mallory", "other");
-    }
-    [[nodiscard]] std::string certificate(const std::string& name) const { return file(name, "pem"); }
-    [[nodiscard]] std::string key(const std::string& name) const { return file(name, "key"); }
-    [[nodiscard]] ListenOptions listen(bool mutual) const {
-        ListenOptions options;
-        options.limits.frame_time = 2s;
-        options.tls = ServerTlsFiles{certificate("server"), key("server"), mutual ? certificate("ca") : ""};
-        return options;
-    }
-
-private:
-    void issue(const std::string& name, const std::string& authority) const {
-        put(folder_ / "extensions", "subjectAltName=IP:127.0.0.1,DNS:localhost\n");
-        run("openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=" + name + " -keyout " +
-            key(name) + " -out " + file(name, "csr"));
-        run("openssl x509 -req -days 2 -CAcreateserial -in " + file(name, "csr") + " -CA " + file(authority, "pem") +
-            " -CAkey " + file(authority, "key") + " -extfile " + (folder_ / "extensions").string() + " -out " +
-            certificate(name));
-    }
-    static void run(const std::string& command) {
-        INFO(command);
-        REQUIRE(std::system((command + " >/dev/null 2>&1").c_str()) == 0);
-    }
-    [[nodiscard]] std::string file(const std::string& name, const std::string& ending) const {
-        return (folder_ / (name + "." + ending)).string();
-    }
-    TemporaryFolder folder_;
-};
+/// A front's port that speaks TLS, for clients of `certificates`' authority.
+ListenOptions listen(const Certificates& certificates, bool mutual) {
+    ListenOptions options;
+    options.limits.frame_time = 2s;
+    options.tls = ServerTlsFiles{certificates.certificate("server"), certificates.key("server"),
+                                 mutual ? certificates.certificate("ca") : ""};
+    return options;
+}
 
 /// Calls getHealth over TLS, trusting `authority`, as `client` (empty: without a certificate). Throws what Thrift does.
 std::string health_over_tls(const Certificates& certificates, std::uint16_t port, const std::string& authority,
@@ -79,8 +48,9 @@ std::string health_over_tls(const Certificates& certificates, std::uint16_t port
 }
 
 TEST_CASE("front: TLS serves those who trust its certificate") {
-    const Certificates certificates;
-    RunningFront front(certificates.listen(false));
+    const TemporaryFolder folder;
+    const Certificates certificates(folder.path());
+    RunningFront front(listen(certificates, false));
     CHECK(health_over_tls(certificates, front.rpc_port(), "ca", "") == "fine");
     CHECK_THROWS(health_over_tls(certificates, front.rpc_port(), "other", ""));
     // Who speaks no TLS is dropped, and nobody else is bothered.
@@ -94,8 +64,9 @@ TEST_CASE("front: TLS serves those who trust its certificate") {
 }
 
 TEST_CASE("front: mutual TLS serves certificates of its authority alone") {
-    const Certificates certificates;
-    RunningFront front(certificates.listen(true));
+    const TemporaryFolder folder;
+    const Certificates certificates(folder.path());
+    RunningFront front(listen(certificates, true));
     CHECK(health_over_tls(certificates, front.rpc_port(), "ca", "alice") == "fine");
     CHECK_THROWS(health_over_tls(certificates, front.rpc_port(), "ca", ""));
     CHECK_THROWS(health_over_tls(certificates, front.rpc_port(), "ca", "mallory"));
@@ -104,7 +75,8 @@ TEST_CASE("front: mutual TLS serves certificates of its authority alone") {
 }
 
 TEST_CASE("front: TLS files that cannot be used are named") {
-    const Certificates certificates;
+    const TemporaryFolder folder;
+    const Certificates certificates(folder.path());
     const auto message = [](const ServerTlsFiles& files) {
         return message_of<ConfigError>([&] { (void)server_tls(files); });
     };
