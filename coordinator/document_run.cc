@@ -66,15 +66,7 @@ public:
             throw DocumentFailure("CORRUPT_DATA", error.what());
         }
         gang_.score_pass(ids_, count, losses_);
-        if (const std::int64_t bad = first_non_finite(losses_); bad >= 0) {
-            // In its chunk a number that is not finite also reaches earlier rows, as 0 * inf under the causal mask.
-            throw DocumentFailure(
-                "NUMERIC_ERROR",
-                fmt::format(
-                    "{}: the loss of token {} is {}, the first that is not finite; the model's numbers left the "
-                    "range of its arithmetic there or in the {} tokens after it",
-                    task_.custom_id, position_ + bad + 1, losses_[static_cast<std::size_t>(bad)], kChunkTokens));
-        }
+        check_finite(task_.custom_id, position_, losses_);
         file_->append(losses_);
         totals_.nll.add(losses_);
         position_ += count;
@@ -162,6 +154,17 @@ private:
 };
 
 }  // namespace
+
+void check_finite(const std::string& custom_id, std::int64_t position, std::span<const float> losses) {
+    const std::int64_t bad = first_non_finite(losses);
+    if (bad < 0) return;
+    // In its chunk a number that is not finite also reaches earlier rows, as 0 * inf under the causal mask.
+    throw DocumentFailure(
+        "NUMERIC_ERROR",
+        fmt::format("{}: the loss of token {} is {}, the first that is not finite; the model's numbers left the range "
+                    "of its arithmetic there or in the {} tokens after it",
+                    custom_id, position + bad + 1, losses[static_cast<std::size_t>(bad)], kChunkTokens));
+}
 
 DocumentTotals score_document(LedGang& gang, const OutputFolder& folder, const DocumentTask& task,
                               const TokenReader& reader, const PassSettings& settings, Progress& progress) {

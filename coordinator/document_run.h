@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "coordinator/gang_host.h"
@@ -29,6 +30,10 @@ struct DocumentTotals {
     NllSum nll;
     double seconds = 0;  ///< over all runs that worked on the document
 };
+
+/// Throws DocumentFailure (NUMERIC_ERROR, naming the token) when one of `losses`, the first of which is that of token
+/// `position` + 1, is not finite.
+void check_finite(const std::string& custom_id, std::int64_t position, std::span<const float> losses);
 
 /// Scores the document, from its save point if there is one that fits, and leaves its losses in the finished file
 /// `folder.nll_part(name)`, durable. Throws DocumentFailure for bad content and for a loss that is not finite,

@@ -94,6 +94,18 @@ int main(int argc, char** argv) {
         fenwick::add_init_command(app, command);
         fenwick::add_doctor_command(app, command);
         fenwick::add_version_command(app, command);
+        fenwick::add_serve_command(app, command);
+        fenwick::add_worker_command(app, command);
+        fenwick::add_submit_command(app, command);
+        fenwick::add_status_command(app, command);
+        fenwick::add_watch_command(app, command);
+        fenwick::add_logs_command(app, command);
+        fenwick::add_results_command(app, command);
+        fenwick::add_list_command(app, command);
+        fenwick::add_cancel_command(app, command);
+        fenwick::add_retry_command(app, command);
+        fenwick::add_workers_command(app, command);
+        fenwick::add_drain_command(app, command);
         try {
             app.parse(argc, argv);
         } catch (const CLI::ParseError& error) {

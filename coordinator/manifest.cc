@@ -25,6 +25,11 @@ Json describe_file(const std::filesystem::path& folder, const std::string& name)
     return entry;
 }
 
+Json pass_text(std::optional<std::int64_t> tokens) {
+    if (!tokens) return nullptr;
+    return *tokens == kUnlimitedPass ? Json("unlimited") : Json(*tokens);
+}
+
 }  // namespace
 
 void write_manifest(const std::filesystem::path& folder, const std::filesystem::path& file, const Manifest& manifest) {
@@ -41,8 +46,8 @@ void write_manifest(const std::filesystem::path& folder, const std::filesystem::
     run["device"] = manifest.identity.device;
     run["dtype"] = manifest.identity.dtype;
     run["levels"] = manifest.identity.levels;
-    run["ranks"] = manifest.ranks;
-    run["pass_tokens"] = manifest.pass_tokens == kUnlimitedPass ? Json("unlimited") : Json(manifest.pass_tokens);
+    run["ranks"] = manifest.ranks ? Json(*manifest.ranks) : Json(nullptr);
+    run["pass_tokens"] = pass_text(manifest.pass_tokens);
     Json& counts = json["counts"];
     counts["documents"] = manifest.documents;
     counts["completed"] = manifest.completed;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,8 @@ struct Manifest {
     JobIdentity identity;
     std::string family;
     std::int64_t parameters = 0;
-    int ranks = 0;
-    std::int64_t pass_tokens = 0;  ///< kUnlimitedPass: the whole document
+    std::optional<int> ranks;                 ///< absent, as pass_tokens, where several gangs took part
+    std::optional<std::int64_t> pass_tokens;  ///< kUnlimitedPass: the whole document
     std::int64_t documents = 0;
     std::int64_t completed = 0;
     std::int64_t failed = 0;

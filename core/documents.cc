@@ -72,6 +72,8 @@ std::string find_fault(const std::filesystem::path& path) {
 
 class Lister {
 public:
+    explicit Lister(const PathCheck& may_name) : may_name_(may_name) {}
+
     void add_input(const std::filesystem::path& input) {
         const std::string fault = find_fault(input);
         const FileKind* kind = find_kind(input);
@@ -155,12 +157,15 @@ private:
     }
 
     /// Returns why the row's content cannot be used.
-    static std::string set_row_content(DocumentRef& document, const JsonlRow& row) {
+    std::string set_row_content(DocumentRef& document, const JsonlRow& row) const {
         document.content_path = document.source;
         document.content =
             row.content == RowContent::kTokens ? DocumentContent::kJsonTokens : DocumentContent::kJsonText;
         if (row.content != RowContent::kPath) return {};
         const auto path = document.source.parent_path() / row.value;
+        if (may_name_) {
+            if (std::string objection = may_name_(path); !objection.empty()) return "field \"path\": " + objection;
+        }
         if (std::string fault = find_fault(path); !fault.empty()) return "field \"path\": " + fault;
         const FileKind* kind = find_kind(path);
         if (kind == nullptr || kind->is_jsonl) {
@@ -197,6 +202,7 @@ private:
         std::filesystem::path source;
         std::int64_t line;
     };
+    const PathCheck& may_name_;
     std::vector<DocumentRef> documents_;
     std::unordered_map<std::string, Owner> owners_;
     std::set<std::string> warned_;
@@ -204,8 +210,8 @@ private:
 
 }  // namespace
 
-std::vector<DocumentRef> list_documents(std::span<const std::filesystem::path> inputs) {
-    Lister lister;
+std::vector<DocumentRef> list_documents(std::span<const std::filesystem::path> inputs, const PathCheck& may_name) {
+    Lister lister(may_name);
     for (const auto& input : inputs) lister.add_input(input);
     return lister.take();
 }

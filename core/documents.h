@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +54,9 @@ struct DocumentOptions {
         true;  ///< ready ids are checked against the vocabulary when the document is opened; without it, as read
 };
 
+/// Why a row of a .jsonl may not name this file; empty: it may.
+using PathCheck = std::function<std::string(const std::filesystem::path& path)>;
+
 /// Lists the documents of `inputs` in order, one for a file by its ending (letter case does not matter):
 /// - .txt .md .text .dict: text;
 /// - .jsonl: a document for every row that is not blank: `custom_id` (string or number), then one of `text`, `path`
@@ -62,8 +66,10 @@ struct DocumentOptions {
 /// - .npy: ids as any integer type;
 /// - .u8.bin .u16.bin .u32.bin .i32.bin: ids without a header, little-endian; .bin alone is int32.
 /// Throws UsageError for another ending. Everything else that is wrong makes a bad document (`error` set) of that input
-/// or row and leaves the rest alone: an absent file, a directory, a malformed row, a custom_id that came before.
-[[nodiscard]] std::vector<DocumentRef> list_documents(std::span<const std::filesystem::path> inputs);
+/// or row and leaves the rest alone: an absent file, a directory, a malformed row, a custom_id that came before, a
+/// "path" that `may_name` objects to (it is asked before the file is looked at).
+[[nodiscard]] std::vector<DocumentRef> list_documents(std::span<const std::filesystem::path> inputs,
+                                                      const PathCheck& may_name = {});
 
 /// Throws DataError (message names file, line or byte, expected and found) for content that cannot be read, and for a
 /// document whose `error` is set; UsageError for `prepend_bos` without a bos_id inside the vocabulary.

@@ -121,6 +121,9 @@ public:
             if (code == MPI_ERR_IN_STATUS) throw_first_error(statuses);
             check(code, "MPI_Testall");
             if (done != 0) break;
+            if (options_.stop != nullptr && options_.stop->load()) {
+                throw UnavailableError(fmt::format("rank {} was told to stop while it waited for others", rank_));
+            }
             if (options_.timeout && std::chrono::steady_clock::now() - begun > *options_.timeout) throw_timeout();
             back_off.pause();
         }

@@ -1,6 +1,7 @@
 // Ranks that are processes, started by mpirun or srun. <mpi.h> stays behind this header.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -35,12 +36,15 @@ struct MpiOptions {
     std::optional<std::chrono::milliseconds> timeout;
     /// Larger messages travel in parts of at most this many bytes (MPI counts are 32-bit). Equal on all ranks.
     std::int64_t part_bytes = std::int64_t{1} << 30;
+    /// Set by another thread: `exchange` gives up at once. Outlives the communicator.
+    const std::atomic<bool>* stop = nullptr;
 };
 
 /// A private copy of MPI_COMM_WORLD (collective to make and to destroy). `exchange` throws UnavailableError naming the
-/// awaited ranks when the timeout passes; after any error of `exchange` the only use left is `abort`, which logs this
-/// rank, its step and the reason and ends all processes of the world with the code: an MPI world cannot go on without a
-/// rank. Other threads may call MPI at the same time if they hold the mutex of mpi_calls.h, as MpiMonitor does.
+/// awaited ranks when the timeout passes, or when it is told to stop; after any error of `exchange` the only use left is
+/// `abort`, which logs this rank, its step and the reason and ends all processes of the world with the code: an MPI world
+/// cannot go on without a rank. Other threads may call MPI at the same time if they hold the mutex of mpi_calls.h, as
+/// MpiMonitor does.
 class MpiCommunicator final : public Communicator {
 public:
     /// Throws UnavailableError when MPI refuses, UsageError for impossible options.

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/errors.h"
@@ -49,7 +50,10 @@ std::optional<int> task_count(const EnvironmentReader& read, const std::string& 
 
 /// The launcher's variable and value that says how many processes it started, most trusted first.
 std::optional<std::pair<std::string, int>> launched_tasks(const EnvironmentReader& read) {
+    // sbatch runs its script once, whatever --ntasks says; only a step has as many tasks.
+    const bool batch_script = read("ENVIRONMENT") == "BATCH" && !read("SLURM_STEP_ID");
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
+        if (batch_script && std::string_view(name).starts_with("SLURM_")) continue;
         if (const std::optional<int> count = task_count(read, name)) return std::pair(std::string(name), *count);
     }
     return std::nullopt;

@@ -15,8 +15,9 @@ using EnvironmentReader = std::function<std::optional<std::string>(const std::st
 [[nodiscard]] std::optional<std::string> process_environment(const std::string& name);
 
 /// Compares the number of processes that know of each other with what the launcher says it started
-/// (OMPI_COMM_WORLD_SIZE, else SLURM_STEP_NUM_TASKS or SLURM_NTASKS). Throws UnavailableError that states the
-/// mismatch: without it, N copies would each think that they are rank 0 of 1 and write the same output.
+/// (OMPI_COMM_WORLD_SIZE, else SLURM_STEP_NUM_TASKS or SLURM_NTASKS; the script of sbatch itself is one process).
+/// Throws UnavailableError that states the mismatch: without it, N copies would each think that they are rank 0 of 1
+/// and write the same output.
 void check_launcher(int processes, const EnvironmentReader& read = process_environment);
 
 /// One rank's account of itself.

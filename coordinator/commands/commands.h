@@ -22,5 +22,19 @@ void add_plan_command(CLI::App& app, Command& chosen);
 void add_init_command(CLI::App& app, Command& chosen);
 void add_doctor_command(CLI::App& app, Command& chosen);
 void add_version_command(CLI::App& app, Command& chosen);
+// A coordinator, and a rank of its gangs.
+void add_serve_command(CLI::App& app, Command& chosen);
+void add_worker_command(CLI::App& app, Command& chosen);
+// Those of a coordinator's clients.
+void add_submit_command(CLI::App& app, Command& chosen);
+void add_status_command(CLI::App& app, Command& chosen);
+void add_watch_command(CLI::App& app, Command& chosen);
+void add_logs_command(CLI::App& app, Command& chosen);
+void add_results_command(CLI::App& app, Command& chosen);
+void add_list_command(CLI::App& app, Command& chosen);
+void add_cancel_command(CLI::App& app, Command& chosen);
+void add_retry_command(CLI::App& app, Command& chosen);
+void add_workers_command(CLI::App& app, Command& chosen);
+void add_drain_command(CLI::App& app, Command& chosen);
 
 }  // namespace fenwick

@@ -2,11 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,6 +14,7 @@
 
 #include "coordinator/commands/commands.h"
 #include "coordinator/gang_host.h"
+#include "coordinator/mpi_world.h"
 #include "coordinator/output_folder.h"
 #include "coordinator/progress.h"
 #include "coordinator/score_job.h"
@@ -90,48 +87,6 @@ void print_report(const ScoreReport& report, const ScoreOptions& options) {
     if (report.bits_per_byte) fmt::print(", {:.4f} bits per byte", *report.bits_per_byte);
     if (rate > 0) fmt::print("\n{} of computing, {:.0f} tokens/s", duration_text(report.seconds), rate);
     fmt::print("\nresults in {}\n", (options.output / "results.jsonl").string());
-}
-
-/// Ranks of an MPI world that share this host, as the launcher says; all of them when it says nothing.
-int mpi_ranks_on_host(int world_size) {
-    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
-        if (const auto text = process_environment(name)) {
-            const int ranks =
-                std::atoi(text->c_str());  // NOLINT(cert-err34-c): no number reads as 0, which is passed over
-            if (ranks >= 1) return std::min(ranks, world_size);
-        }
-    }
-    return world_size;
-}
-
-/// Every process reads the model for itself; they must have read the same.
-void check_same_model(Communicator& comm, const Model& model) {
-    std::array<char, 64> leader = {};
-    std::array<char, 64> own = {};
-    model.hash().copy(own.data(), own.size());
-    if (comm.rank() == 0) leader = own;
-    broadcast(comm, std::as_writable_bytes(std::span(leader)));
-    together(comm, [&] {
-        if (leader != own) {
-            throw DataError(
-                fmt::format("--model: this rank read a model with hash {}, rank 0 one with {}; give every host "
-                            "the same files",
-                            own.data(), leader.data()));
-        }
-    });
-}
-
-/// Collective. Tokens of a pass that fit into the GPUs of all ranks: equal shares of what the smallest one takes.
-std::int64_t world_pass_tokens(Communicator& comm, const Model& model, const Execution& execution) {
-    std::int64_t own = 0;
-    together(comm, [&] { own = gpu_pass_tokens(model, execution.dtype == "bf16", execution.gpu); });
-    std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()), own);
-    const std::vector<std::int64_t> sizes(all.size(), sizeof(own));
-    const std::span<std::int64_t> at_root(all.data(), comm.rank() == 0 ? all.size() : 0);
-    gather_to_root(comm, std::as_bytes(std::span(&own, 1)), sizes, std::as_writable_bytes(at_root));
-    std::int64_t least = *std::min_element(all.begin(), all.end());
-    broadcast(comm, std::as_writable_bytes(std::span(&least, 1)));
-    return least * comm.size();
 }
 
 int score_in_mpi_world(const ScoreOptions& options, Communicator& comm, int local_rank) {

@@ -54,6 +54,8 @@ public:
     void send(int signal) const;
     [[nodiscard]] pid_t pid() const { return pid_; }
     [[nodiscard]] Finished wait();
+    /// What it has written to stdout so far.
+    [[nodiscard]] std::string output() const;
 
 private:
     TemporaryFolder outputs_;

@@ -36,6 +36,11 @@ TEST_CASE("world guard: what the launcher says must agree with the world") {
     REQUIRE_NOTHROW(check_launcher(1, environment({})));
     REQUIRE_NOTHROW(check_launcher(4, environment({{"SLURM_NTASKS", "4"}})));
     REQUIRE_NOTHROW(check_launcher(1, environment({{"SLURM_NTASKS", "1"}})));
+    // The script of sbatch is one process; srun inside it starts as many as it says.
+    REQUIRE_NOTHROW(check_launcher(1, environment({{"ENVIRONMENT", "BATCH"}, {"SLURM_NTASKS", "4"}})));
+    REQUIRE_THROWS_AS(
+        check_launcher(1, environment({{"ENVIRONMENT", "BATCH"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}})),
+        UnavailableError);
     // A step of one task inside a larger allocation, and mpirun inside one, are what they say.
     REQUIRE_NOTHROW(check_launcher(1, environment({{"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_TASKS", "1"}})));
     REQUIRE_NOTHROW(check_launcher(2, environment({{"SLURM_NTASKS", "4"}, {"OMPI_COMM_WORLD_SIZE", "2"}})));

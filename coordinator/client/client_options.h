@@ -1,0 +1,17 @@
+// The options that all client verbs share.
+#pragma once
+
+#include <memory>
+
+#include "coordinator/client/service_client.h"
+#include "coordinator/commands/commands.h"
+
+namespace fenwick {
+
+/// Adds --server, --token-file, --tls-ca, --tls-cert, --tls-key, --retry-seconds and --json to `verb`.
+[[nodiscard]] std::shared_ptr<ClientOptions> add_client_options(CLI::App& verb, Command& chosen);
+
+/// The exit codes of verbs that ask a coordinator, for their --help.
+extern const char* const kClientExitCodes;
+
+}  // namespace fenwick
