@@ -48,7 +48,8 @@ TEST_CASE("devices and dtypes resolve to what this machine can run") {
     // Several ranks share documents on the CPU alone.
     CHECK(resolve_execution("auto", "auto", 2).device == "cpu");
     CHECK_THROWS_AS(resolve_execution("cuda", "auto", 2), UnavailableError);
-    // CASES J2: Slurm's number of the task chooses among several GPUs; nonsense is refused where there is one to choose.
+    // CASES J2: Slurm's number of the task chooses among several GPUs; nonsense is refused where there is one to
+    // choose.
     const auto slurm = [](const char* id) {
         return [id](const std::string& name) -> std::optional<std::string> {
             return name == "SLURM_LOCALID" ? std::optional<std::string>(id) : std::nullopt;
