@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Hostile clients against a real coordinator, with a healthy one beside them: CASES I1 and I3, and a fuzzer on both ports.
 
-    hostile.py --fenwick build/asan/bin/fenwick --fuzzer build/asan/bin/hostile_fuzz --seconds 600     # the long form
+    hostile.py --fenwick build/asan/bin/fenwick --fuzzer build/cpu/bin/hostile_fuzz --seconds 600      # the long form
+    hostile.py --front-host build/asan/bin/front_host --fuzzer build/cpu/bin/hostile_fuzz              # the front alone: builds sooner
     hostile.py --fenwick build/cpu/bin/fenwick --fuzzer build/cpu/bin/hostile_fuzz --short             # as CTest runs it
+
+(FENWICK_SANITIZE=ON, the preset "asan", builds with sanitizers: cmake --build build/asan --target fenwick front_host)
 
 It must hold: the healthy client, once every 50 ms, is always answered, in under 200 ms (--answer-ms); the coordinator
 lives, its memory and descriptors return to where they were, and its log has no word of a sanitizer."""
 
 import argparse
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -168,9 +172,45 @@ def case_i3(port, job, clients, requests, pause):
     say(f"I3: {requests} requests of 1 MiB on one connection, {pause} s apart")
 
 
+class Front:
+    """front_host in the place of a coordinator."""
+
+    def __init__(self, program, folder):
+        self.program, self.log = program, Path(folder) / "coordinator.log"
+
+    def start_coordinator(self):
+        self.coordinator = subprocess.Popen([self.program], stdout=subprocess.PIPE, stderr=open(self.log, "w"), text=True,
+                                            env=dict(os.environ, ASAN_OPTIONS="quarantine_size_mb=8"))
+        ports = json.loads(self.coordinator.stdout.readline())
+        self.api, self.http = ports["api_port"], ports["http_port"]
+
+    def job_to_read(self):
+        return "any"
+
+    def stop_coordinator(self):
+        self.coordinator.terminate()
+        return self.coordinator.wait(timeout=60)
+
+    def stop(self):
+        if self.coordinator.poll() is None:
+            self.coordinator.kill()
+
+
+class Coordinator(Trial):
+    def job_to_read(self):
+        """A job of bad rows, which needs no gang: its errors.jsonl is something to read."""
+        rows = self.folder / "bad.jsonl"
+        rows.write_text("".join(json.dumps({"custom_id": f"bad {i}", "text": 1}) + "\n" for i in range(4000)))
+        job = self.submit(rows)
+        self.wait(job)
+        return job
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fenwick", required=True)
+    attacked = parser.add_mutually_exclusive_group(required=True)
+    attacked.add_argument("--fenwick")
+    attacked.add_argument("--front-host")
     parser.add_argument("--fuzzer", required=True)
     parser.add_argument("--seconds", type=float, default=600, help="of fuzzing")
     parser.add_argument("--inputs", type=int, default=10_000_000, help="... or so many inputs, whichever is first")
@@ -181,15 +221,11 @@ def main():
     copies, clients, pause = (20, 40, 0) if arguments.short else (200, 500, 4.6)
     seconds = 6 if arguments.short else arguments.seconds
     with tempfile.TemporaryDirectory(prefix="fenwick-hostile-") as folder:
-        trial = Trial(arguments.fenwick, folder)
+        trial = Coordinator(arguments.fenwick, folder) if arguments.fenwick else Front(arguments.front_host, folder)
         try:
             trial.start_coordinator()
             pid = trial.coordinator.pid
-            # A job of bad rows, which needs no gang: its errors are something to read.
-            rows = Path(folder) / "bad.jsonl"
-            rows.write_text("".join(json.dumps({"custom_id": f"bad {i}", "text": 1}) + "\n" for i in range(4000)))
-            job = trial.submit(rows)
-            trial.wait(job)
+            job = trial.job_to_read()
             healthy = Healthy(trial.api)
             time.sleep(1)
             base = process(pid)
