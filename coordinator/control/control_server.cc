@@ -140,9 +140,10 @@ private:
             idl::Refused refused;
             refused.code = fault.service_code();
             refused.message = fault.what();
-            send(as_message(refused));
+            // Straight into the queue: once the session ends, `send` takes nothing.
+            queue_.push_back(encode_frame(as_message(refused)));
             refused_ = true;
-            close();
+            end_at(kCloseWithin);
             throw;
         }
         // Before anything that the desk has sent to it meanwhile.

@@ -21,6 +21,7 @@
 #include "coordinator/control/rank_link.h"
 #include "coordinator/front/stream.h"
 #include "coordinator/front/tls.h"
+#include "coordinator/stop_signal.h"
 #include "coordinator/store/service_fault.h"
 
 namespace fenwick {
@@ -37,6 +38,7 @@ constexpr milliseconds kLongestPause{3000};
 constexpr std::chrono::seconds kConnectWithin{10};
 constexpr std::chrono::seconds kByeWithin{5};
 constexpr std::chrono::seconds kSayEvery{10};
+constexpr milliseconds kLook{200};
 
 }  // namespace
 
@@ -288,7 +290,11 @@ ControlClient::~ControlClient() = default;
 
 void ControlClient::connect() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return session_.load() != 0 || stop_.load(); });
+    while (!changed_.wait_for(lock, kLook, [&] { return session_.load() != 0 || stop_.load(); })) {
+        if (const char* signal = stop_requested(); signal != nullptr) {
+            throw InterruptedError(fmt::format("{}: stopped before there was a coordinator", signal));
+        }
+    }
     if (session_.load() != 0) return;
     if (refused_) throw ServiceFault(refused_->code, stop_reason_);
     throw UnavailableError(stop_reason_);

@@ -44,7 +44,7 @@ public:
     ControlClient& operator=(const ControlClient&) = delete;
 
     /// Returns when the coordinator has welcomed this rank. Throws what it was refused with (ServiceFault), or
-    /// UnavailableError when there is no coordinator in time.
+    /// UnavailableError when there is no coordinator in time, InterruptedError on a signal.
     void connect();
     [[nodiscard]] idl::Welcome welcome() const;
 

@@ -108,7 +108,7 @@ bool Store::record_save(LeaseKey key, const DocumentSave& save, double seconds, 
         if (!document) return false;
         db.run(
             "UPDATE documents SET saved_position = ?, position = ?, nll_total = ?, state_bytes = ?, state_hash = ?, "
-            "state_file = ?, saved_at = ?, seconds = seconds + ? WHERE id = ?",
+            "state_file = ?, saved_at = ?, seconds = seconds + ?, attempts = 0 WHERE id = ?",
             save.position, save.position, save.nll_total, save.state_bytes, save.state_hash, save.state_file, now_ms(),
             seconds, key.document);
         add_usage(db, document->job_id, work, -1, 0);

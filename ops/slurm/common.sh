@@ -31,6 +31,33 @@ fenwick_wait() {
     done
 }
 
+# Runs a program as the ranks of a step; returns its exit code. srun can fail to start a step and still return 0 (right after
+# a requeue, while the node clears up): rank 0, which is on this host, leaves a mark, and without one it is tried again.
+# usage: fenwick_step OPTION OF srun... -- PROGRAM ARGUMENT...
+fenwick_step() {
+    local options=() mark code
+    while [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    for _ in $(seq 60); do
+        mark=$(mktemp -u)
+        srun --mpi=pmix --kill-on-bad-exit=1 "${options[@]}" bash -c \
+            'mark=$0; [ "$SLURM_PROCID" = 0 ] && : > "$mark"; exec "$@"' "$mark" "$@" &
+        fenwick_wait $!
+        code=$?
+        if [ -e "$mark" ]; then
+            rm -f "$mark"
+            return "$code"
+        fi
+        [ -n "$fenwick_stopping" ] && return 75  # nothing was begun
+        fenwick_log "the step did not start (srun: $code); tried again"
+        sleep 5
+    done
+    return 69
+}
+
 # Ends the job with this code, by way of the queue where that is right.
 fenwick_end() {
     local code=$1 state

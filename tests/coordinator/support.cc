@@ -111,6 +111,11 @@ Finished Child::wait() {
     return finished;
 }
 
+std::string Child::output() const {
+    std::error_code error;
+    return fs::exists(outputs_ / "out", error) ? read_file(outputs_ / "out") : "";
+}
+
 Finished run_program(const Arguments& arguments) {
     return Child(arguments).wait();
 }

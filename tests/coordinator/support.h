@@ -53,6 +53,8 @@ public:
     ~Child();
     void send(int signal) const;
     [[nodiscard]] Finished wait();
+    /// What it has written to stdout so far.
+    [[nodiscard]] std::string output() const;
 
 private:
     TemporaryFolder outputs_;

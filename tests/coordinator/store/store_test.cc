@@ -176,6 +176,21 @@ TEST_CASE("store: a document fails after its last attempt, and can be retried") 
     CHECK(store.unchecked_documents(id, 10).size() == 1);
 }
 
+TEST_CASE("store: a document that makes progress has all its attempts again") {
+    const TemporaryFolder folder;
+    Store store(folder / "s.db");
+    NewJob job = new_job();
+    job.spec.__set_maxAttempts(2);
+    (void)started_job(store, 1, 100000, job);
+    for (std::int64_t position = 4096; position <= 5 * 4096; position += 4096) {
+        const auto lease = store.lease_next(cpu_gang());
+        REQUIRE(lease);
+        REQUIRE(store.record_save(lease->key,
+                                  {.position = position, .nll_total = 0, .state_hash = "", .state_file = ""}, 1, {}));
+        CHECK(store.release(lease->key, "lost", true, "{}", {}) == ReleaseOutcome::kRequeued);
+    }
+}
+
 TEST_CASE("store: stretches, priorities, models and devices decide who gets what") {
     const TemporaryFolder folder;
     Store store(folder / "s.db");

@@ -2,7 +2,7 @@
 """Random faults while gangs of 1, 2 and 3 ranks work: SIGKILL and SIGSTOP of ranks, whole gangs and the coordinator, dropped
 connections, a full disk. All documents complete with an undisturbed run's bytes; nothing is computed past its last save more
 than once for a fault; a rank that dies or stops is named within 10 s; requests are answered within 10 s all the while.
-usage: chaos.py FENWICK [--faults 20] [--documents 60] [--longest 2000000] [--seed 1] [--folder DIR]
+usage: chaos.py FENWICK [--faults 20] [--kinds KIND...] [--documents 110] [--longest 1000000] [--seed 1] [--folder DIR]
 Needs root for the full disk (a tmpfs); without, it says so and leaves that fault out."""
 
 import argparse
@@ -50,9 +50,10 @@ class Chaos:
                  "drop_all_connections"]
         return names + (["fill_disk"] if self.filler else [])
 
-    def run(self, count):
-        order = self.faults() * (count // len(self.faults()) + 1)
-        order = order[:count]
+    def run(self, count, kinds):
+        kinds = [kind for kind in kinds or self.faults() if kind in self.faults()]
+        count = count or len(kinds)
+        order = (kinds * (count // len(kinds) + 1))[:count]
         self.random.shuffle(order)
         for i, name in enumerate(order):
             while self.trial.ask("status", self.job)["state"] == "validating":
@@ -171,12 +172,15 @@ def require_once_per_fault(trial, job, times):
 def body():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fenwick")
-    parser.add_argument("--faults", type=int, default=20)
-    parser.add_argument("--documents", type=int, default=60)
-    parser.add_argument("--longest", type=int, default=2_000_000)
+    parser.add_argument("--faults", type=int, default=None, help="default 20, or one of each of --kinds")
+    parser.add_argument("--kinds", nargs="+", help="only these")
+    parser.add_argument("--documents", type=int, default=110)
+    parser.add_argument("--longest", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder")
     options = parser.parse_args()
+    if options.faults is None and not options.kinds:
+        options.faults = 20
     folder, clean = scratch(options.folder)
     disk = folder / "disk"
     disk.mkdir(parents=True, exist_ok=True)
@@ -197,7 +201,7 @@ def body():
         probe = Probe(trial, job)
         probe.start()
         chaos = Chaos(trial, proxy, job, probe, options.seed, disk / "filler" if mounted else None)
-        chaos.run(options.faults)
+        chaos.run(options.faults, options.kinds)
         state = trial.wait(job, seconds=3600)
         probe.going = False
         if state["state"] != "completed":
@@ -206,7 +210,7 @@ def body():
         require_same(folder / "want", folder / "got", options.documents, bad)
         again = require_once_per_fault(trial, job, chaos.times)
         usage = state["usage"]
-        say(f"{options.faults} faults: leases ended {again} times, {usage['computed_tokens'] - usage['scored_tokens']} tokens of "
+        say(f"{len(chaos.times)} faults: leases ended {again} times, {usage['computed_tokens'] - usage['scored_tokens']} tokens of "
             f"{usage['scored_tokens']} computed again; slowest answer {probe.slowest:.2f} s; ranks named within "
             f"{max(chaos.named, default=0):.1f} s")
         if probe.slowest > ANSWER_WITHIN:

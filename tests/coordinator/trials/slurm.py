@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Real Slurm: each sbatch script of ops/slurm; preemption and requeue twice; scancel; a killed slurmd. The outputs are those
 of an undisturbed run, and no process is left behind.
-usage: slurm.py FENWICK [--only score|gang|service] [--documents 60] [--folder DIR]
+usage: slurm.py FENWICK [--only score|gang|service] [--short] [--documents 110] [--folder DIR]
 Needs root and the packages slurm-wlm and munge; exits with 77 where they are not there."""
 
 import argparse
@@ -91,35 +91,38 @@ def require_none_left(trial):
         fail(f"processes are left: {left()}")
 
 
-def trial_score(trial, slurm, path, count, bad):
-    """One-shot scoring: preempted twice, its node's slurmd killed once."""
-    output = trial.folder / "score"
-    log = trial.folder / "score.log"
-    job = slurm.sbatch("--ntasks=2", "--nodes=1", "--nodelist=n1", "--output", log, SCRIPTS / "score.sbatch", trial.model,
-                       output, path, "--", "--save-seconds", "0.5", "--pass-tokens", "8192")
-    progressed = lambda: wait_for("progress", lambda: any((output / "work").glob("*.safetensors")))  # noqa: E731
-    for _ in range(2):
-        slurm.preempt(job, progressed)
-    progressed()
-    kill_slurmd(slurm, "n1")
-    slurm.wait_state(job, ["PENDING", "COMPLETED"], 120)
-    say("  after its slurmd was killed the job was taken back by slurmctld")
-    subprocess.run(["slurmd", "-N", "n1"], env=slurm.env, check=True)
-    slurm.wait_state(job, ["RUNNING", "COMPLETED"], 240)
-    state = slurm.wait_state(job, ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"], 900)
-    # Some documents are bad: fenwick ends with 3, which Slurm calls FAILED.
-    if state not in ("COMPLETED", "FAILED") or slurm.field(job, "ExitCode") != "3:0":
-        fail(f"score.sbatch ended as {state}, {slurm.field(job, 'ExitCode')}; see {log}")
-    require_same(trial.folder / "want", output, count, bad)
-    require_none_left(trial)
-    say("score.sbatch: the bytes of an undisturbed run")
+def trial_score(trial, slurm, path, count, bad, short):
+    """One-shot scoring: preempted twice; its node's slurmd killed; cancelled."""
+    def submit(name):
+        output = trial.folder / name
+        job = slurm.sbatch("--ntasks=2", "--nodes=1", "--nodelist=n1", "--output", trial.folder / f"{name}.log",
+                           SCRIPTS / "score.sbatch", trial.model, output, path, "--", "--save-seconds", "0.5",
+                           "--pass-tokens", "8192")
+        slurm.wait_state(job, ["RUNNING"])
+        return job, output
+
+    def progressed(output):
+        wait_for("progress", lambda: any((output / "work").glob("*.safetensors")))
+
+    def require_end(job, output):
+        state = slurm.wait_state(job, ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"], 900)
+        # Some documents are bad: fenwick ends with 3, which Slurm calls FAILED.
+        if slurm.field(job, "ExitCode") != "3:0":
+            fail(f"score.sbatch ended as {state}, {slurm.field(job, 'ExitCode')}; see {output}.log")
+        require_same(trial.folder / "want", output, count, bad)
+        require_none_left(trial)
+
+    job, output = submit("score")
+    for _ in range(1 if short else 2):
+        slurm.preempt(job, lambda: progressed(output))
+    require_end(job, output)
+    say("score.sbatch, preempted: the bytes of an undisturbed run")
+    if not short:
+        lose_node(trial, slurm, submit, progressed, require_end)
 
     # scancel: saved, and not requeued.
-    output = trial.folder / "cancelled"
-    job = slurm.sbatch("--ntasks=2", "--nodes=1", "--output", log, SCRIPTS / "score.sbatch", trial.model, output, path, "--",
-                       "--save-seconds", "0.5", "--pass-tokens", "8192")
-    slurm.wait_state(job, ["RUNNING"])
-    wait_for("progress", lambda: any((output / "work").glob("*.safetensors")))
+    job, output = submit("cancelled")
+    progressed(output)
     slurm.call("scancel", job)
     slurm.wait_state(job, ["CANCELLED"])
     require_none_left(trial)
@@ -127,6 +130,19 @@ def trial_score(trial, slurm, path, count, bad):
     if slurm.field(job, "JobState") != "CANCELLED":
         fail("a cancelled job came back")
     say("scancel: ended, not requeued, nothing left")
+
+
+def lose_node(trial, slurm, submit, progressed, require_end):
+    """Slurm starts a second copy while the first still runs."""
+    job, output = submit("lost-node")
+    progressed(output)
+    kill_slurmd(slurm, "n1")
+    wait_for("a requeue", lambda: slurm.field(job, "Restarts") == "1", 120)
+    say("  after its slurmd was killed the job was taken back by slurmctld")
+    time.sleep(5)  # the first copy goes on meanwhile, and keeps the second from its output
+    subprocess.run(["slurmd", "-N", "n1"], env=slurm.env, check=True)
+    require_end(job, output)
+    say("score.sbatch, its slurmd killed: the bytes of an undisturbed run")
 
 
 def kill_slurmd(slurm, node):
@@ -154,7 +170,7 @@ def trial_gang(trial, slurm, path, count, bad):
     slurm.wait_state(gangs[2], ["CANCELLED"])
     say("  one gang was cancelled")
     kill_slurmd(slurm, "n2")
-    slurm.wait_state(gangs[1], ["PENDING"], 120)
+    wait_for("a requeue", lambda: slurm.field(gangs[1], "Restarts") == "1", 120)
     say("  after its slurmd was killed a gang was taken back by slurmctld")
     subprocess.run(["slurmd", "-N", "n2"], env=slurm.env, check=True)
     state = trial.wait(job, 900)
@@ -203,8 +219,9 @@ def body():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fenwick")
     parser.add_argument("--only", choices=["score", "gang", "service"])
-    parser.add_argument("--documents", type=int, default=60)
-    parser.add_argument("--longest", type=int, default=1_000_000)
+    parser.add_argument("--documents", type=int, default=110)
+    parser.add_argument("--longest", type=int, default=600_000)
+    parser.add_argument("--short", action="store_true", help="score.sbatch alone: preempted once, and cancelled")
     parser.add_argument("--folder")
     options = parser.parse_args()
     if os.geteuid() != 0 or not all(shutil.which(name) for name in ("slurmctld", "slurmd", "munged", "srun")):
@@ -218,8 +235,10 @@ def body():
     say(f"embedded: {time.time() - begun:.1f} s")
     slurm = Slurm(folder / "slurm", trial.fenwick)
     try:
-        for name, part in (("score", trial_score), ("gang", trial_gang), ("service", trial_service)):
-            if options.only in (None, name):
+        only = "score" if options.short else options.only
+        for name, part in (("score", lambda *a: trial_score(*a, options.short)), ("gang", trial_gang),
+                           ("service", trial_service)):
+            if only in (None, name):
                 shutil.rmtree(trial.data, ignore_errors=True)
                 part(trial, slurm, path, options.documents, bad)
     finally:

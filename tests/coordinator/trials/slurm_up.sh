@@ -57,7 +57,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 SlurmctldTimeout=30
-SlurmdTimeout=15
+SlurmdTimeout=8
 MinJobAge=3600
 NodeName=n[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 4))-$((port + 3 + nodes))] CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
