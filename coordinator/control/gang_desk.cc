@@ -312,6 +312,14 @@ void GangDesk::tick() {
         const Clock::time_point now = Clock::now();
         const auto late = now - last_tick_;
         last_tick_ = now;
+        // Gangs that are over and have no connection left are the store's alone.
+        std::erase_if(gangs_, [](const auto& entry) {
+            const Gang& gang = entry.second;
+            const bool over = gang.info.state == idl::GangState::LOST || gang.info.state == idl::GangState::ENDED;
+            return over && !gang.changed && std::all_of(gang.ranks.begin(), gang.ranks.end(), [](const Rank& rank) {
+                       return rank.link == nullptr;
+                   });
+        });
         const bool flush = now - last_flush_ >= kFlushEvery;
         if (flush) last_flush_ = now;
         for (auto& [id, gang] : gangs_) {
@@ -355,19 +363,19 @@ void GangDesk::tick() {
             }
             changed.push_back(gang.info);
         }
-        // Gangs that are over and have no connection left are the store's alone.
-        std::erase_if(gangs_, [](const auto& entry) {
-            const Gang& gang = entry.second;
-            const bool over = gang.info.state == idl::GangState::LOST || gang.info.state == idl::GangState::ENDED;
-            return over && !gang.changed && std::all_of(gang.ranks.begin(), gang.ranks.end(), [](const Rank& rank) {
-                       return rank.link == nullptr;
-                   });
-        });
     }
     errands.run();
     push_releases();
-    service_.store().record_gangs(changed);
-    service_.store().record_progress(running);
+    try {
+        service_.store().record_gangs(changed);
+        service_.store().record_progress(running);
+    } catch (...) {
+        const std::lock_guard lock(mutex_);
+        for (const idl::GangInfo& info : changed) {
+            if (Gang* gang = find(info.id)) gang->changed = true;  // told again by the next tick
+        }
+        throw;
+    }
 }
 
 }  // namespace fenwick

@@ -214,6 +214,8 @@ void GangDesk::handle(const std::string& gang_id, const idl::ControlMessage& mes
         errands.run();
     } catch (const Error& error) {
         const bool disk = is_disk_trouble(error);
+        // Its save point is gone or damaged: without it there is at least the beginning.
+        if (!disk && message.__isset.stateRequest) lease->forget_save();
         spdlog::error("document {} of job {}: {}", lease->lease().document.ref.custom_id,
                       lease->lease().document.job_id, error.what());
         give_up(lease, error.what(), !disk);
@@ -322,18 +324,20 @@ void GangDesk::give_up(const std::shared_ptr<LeasedDocument>& lease, const std::
 }
 
 void GangDesk::push_releases() {
-    const std::lock_guard lock(releases_mutex_);
     bool moved = false;
-    while (!releases_.empty()) {
-        const LeasedDocument::Release& next = releases_.back();
-        try {
-            (void)service_.store().release(next.key, next.reason, next.counts, next.row_if_failed, next.work);
-        } catch (const Error& error) {
-            spdlog::error("a lease cannot be returned to the store yet: {}", error.what());
-            break;  // the next tick tries again
+    {
+        const std::lock_guard lock(releases_mutex_);
+        while (!releases_.empty()) {
+            const LeasedDocument::Release& next = releases_.back();
+            try {
+                (void)service_.store().release(next.key, next.reason, next.counts, next.row_if_failed, next.work);
+            } catch (const Error& error) {
+                spdlog::error("a lease cannot be returned to the store yet: {}", error.what());
+                break;  // the next tick tries again
+            }
+            releases_.pop_back();
+            moved = true;
         }
-        releases_.pop_back();
-        moved = true;
     }
     if (moved) service_.job_moved();
 }

@@ -7,11 +7,14 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <random>
+#include <string_view>
 #include <thread>
 
 #include "coordinator/build_info.h"
@@ -44,11 +47,30 @@ std::string host_name() {
     return name.data();
 }
 
-/// A folder for states on their way, gone with the process.
+constexpr std::string_view kFolderPrefix = "fenwick-worker-";
+
+/// Folders of processes of this host that were killed.
+void remove_orphans(const fs::path& folder) {
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+        const std::string name = it->path().filename().string();
+        if (!name.starts_with(kFolderPrefix)) continue;
+        const std::string rest = name.substr(kFolderPrefix.size());
+        pid_t pid = 0;
+        const auto [end, wrong] = std::from_chars(rest.data(), rest.data() + rest.size(), pid);
+        const bool gone = wrong == std::errc() && pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH;
+        std::error_code ignored;  // somebody else's, or being removed by another gang
+        if (gone) fs::remove_all(it->path(), ignored);
+    }
+}
+
+/// A folder for states on their way, gone with the process, or with the next one when this one is killed.
 class WorkFolder {
 public:
     WorkFolder() {
-        std::string name = (fs::temp_directory_path() / "fenwick-worker-XXXXXX").string();
+        const fs::path parent = fs::temp_directory_path();
+        remove_orphans(parent);
+        std::string name = (parent / fmt::format("{}{}-XXXXXX", kFolderPrefix, getpid())).string();
         if (mkdtemp(name.data()) == nullptr) {
             throw UnavailableError(
                 fmt::format("{}: cannot create: {}; TMPDIR chooses another place", name, std::strerror(errno)));
@@ -205,11 +227,12 @@ private:
                 end_ = end_with(ExitCode::kInterrupted, fmt::format("it got {}", signal));
             } else if (client_->drain_requested()) {
                 end_ = end_with(ExitCode::kDone, "it was drained");
-            } else if (const double idle = std::chrono::duration<double>(Clock::now() - idle_since).count();
-                       options_.exit_when_idle >= 0 && idle > options_.exit_when_idle) {
-                end_ = end_with(ExitCode::kDone, fmt::format("it was idle for {:.0f} s", idle));
             } else {
                 look_for_grant(asked);
+                const double idle = std::chrono::duration<double>(Clock::now() - idle_since).count();
+                if (!grant_ && options_.exit_when_idle >= 0 && idle > options_.exit_when_idle) {
+                    end_ = end_with(ExitCode::kDone, fmt::format("it was idle for {:.0f} s", idle));
+                }
             }
         }
     }
@@ -294,9 +317,10 @@ private:
         }
         client_->set_step("serving");
         const std::int64_t pass_tokens = resolve_pass_tokens(options_.pass_tokens, execution_, comm_.size(), *model_);
-        const WorkFolder work;
-        const LeaseSettings settings{pass_tokens, options_.state_folder, work.path()};
-        run_gang(model_, comm_, threads_, execution_.compute(), [&](LedGang& gang) { lead(gang, settings); });
+        run_gang(model_, comm_, threads_, execution_.compute(), [&](LedGang& gang) {
+            const WorkFolder work;
+            lead(gang, {pass_tokens, options_.state_folder, work.path()});
+        });
     }
 
     const WorkerOptions& options_;

@@ -209,8 +209,8 @@ public:
     bool complete(LeaseKey key, const std::string& row, std::int64_t scored_tokens, const WorkDone& work);
     /// The document itself is bad.
     bool fail(LeaseKey key, ServiceCode code, const std::string& message, const std::string& row, const WorkDone& work);
-    /// Back to the queue, at its last save point. With `counts` this was one of its attempts, which begin anew with each
-    /// save point; after the last one it fails with WORKER_LOST and `row_if_failed`.
+    /// Back to the queue, at its last save point. With `counts` this was one of its attempts, which begin anew with
+    /// each save point; after the last one it fails with WORKER_LOST and `row_if_failed`.
     ReleaseOutcome release(LeaseKey key, const std::string& reason, bool counts, const std::string& row_if_failed,
                            const WorkDone& work);
     /// Its save point cannot be read any more: from the start again (still under the same lease or none).

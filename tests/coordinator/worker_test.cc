@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/coordinator/certificates.h"
 #include "tests/coordinator/support.h"
 
 using namespace fenwick::testing;
@@ -156,4 +157,29 @@ TEST_CASE("worker: what it cannot do has a message and a code") {
         0);
     fails({"serve", "--config", (folder / "serve.toml").string()}, 69, "another coordinator uses this store");
     fails({"serve", "--config", (folder / "no.toml").string()}, 78, "no.toml");
+}
+
+TEST_CASE("worker: the control plane over TLS asks both sides for certificates") {
+    const TemporaryFolder folder;
+    fs::create_directories(folder / "pki");
+    const Certificates pki(folder / "pki");
+    Coordinator coordinator(folder, "[control.tls]\ncertificate = \"" + pki.certificate("server") + "\"\nkey = \"" +
+                                        pki.key("server") + "\"\nclient_ca = \"" + pki.certificate("ca") + "\"\n");
+    const auto worker = [&](const std::string& authority, const std::string& name) {
+        Arguments options = {"--exit-when-idle",        "1", "--reconnect-seconds", "1", "--tls-ca",
+                             pki.certificate(authority)};
+        if (!name.empty()) {
+            options.insert(options.end(), {"--tls-certificate", pki.certificate(name), "--tls-key", pki.key(name)});
+        }
+        return run_program(coordinator.worker(options));
+    };
+    const std::string job = coordinator.submit("book.txt", 5000);
+    CHECK(worker("ca", "alice").code == 0);
+    coordinator.wait_over(job);
+    CHECK(worker("other", "alice").code == 69);  // the coordinator's certificate is of another authority
+    CHECK(worker("ca", "mallory").code == 69);   // the worker's is
+    CHECK(worker("ca", "").code == 69);
+    const Finished plain = run_program(coordinator.worker({"--reconnect-seconds", "1"}));
+    CHECK(plain.code == 69);
+    CHECK(coordinator.stop().code == 0);
 }

@@ -81,9 +81,11 @@ def wait_for(what, condition, seconds=120):
 
 
 def require_none_left(trial):
+    """Nothing of this trial's folder or coordinator runs any more; other tests may."""
     def left():
-        return [f"{entry.name} {command_line(int(entry.name))}" for entry in Path("/proc").iterdir() if entry.name.isdigit()
-                and command_line(int(entry.name)).startswith(trial.fenwick + " ")]
+        lines = {entry.name: command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+        return [f"{pid} {line}" for pid, line in lines.items() if line.startswith(trial.fenwick + " ")
+                and (f"{trial.folder}/" in line or f"127.0.0.1:{trial.control} " in line)]
     deadline = time.time() + 30
     while left() and time.time() < deadline:
         time.sleep(0.5)
