@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <exception>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -22,6 +25,21 @@ idl::ServiceError to_error(const ServiceFault& fault, const std::string& request
     error.retryAfterMs = fault.retry_after_ms();
     error.requestId = request_id;
     return error;
+}
+
+/// Thrift takes any number for an enumerator. Before one that is none is used as such, it is looked at as the number
+/// that it is.
+template <class Enum>
+void check_states(const std::vector<Enum>& states, const std::map<int, const char*>& names) {
+    static_assert(sizeof(Enum) == sizeof(std::uint32_t));
+    for (const Enum& state : states) {
+        std::uint32_t value = 0;
+        std::memcpy(&value, &state, sizeof value);
+        if (names.count(static_cast<int>(value)) == 0) {
+            throw ServiceFault(ServiceCode::INVALID_ARGUMENT, fmt::format("states: expected 1 to {}, found {}",
+                                                                          names.size(), static_cast<int>(value)));
+        }
+    }
 }
 
 }  // namespace
@@ -110,12 +128,18 @@ void ApiHandler::waitJob(idl::Job& result, const std::string& job_id, std::int64
 
 void ApiHandler::listJobs(idl::JobPage& result, const std::string& page_token, std::int32_t page_size,
                           const std::vector<idl::JobState::type>& states) {
-    answer([&] { result = service_.list_jobs(caller(), page_token, page_size, states); });
+    answer([&] {
+        check_states(states, idl::_JobState_VALUES_TO_NAMES);
+        result = service_.list_jobs(caller(), page_token, page_size, states);
+    });
 }
 
 void ApiHandler::listDocuments(idl::DocumentPage& result, const std::string& job_id, const std::string& page_token,
                                std::int32_t page_size, const std::vector<idl::DocumentState::type>& states) {
-    answer([&] { result = service_.list_documents(caller(), job_id, page_token, page_size, states); });
+    answer([&] {
+        check_states(states, idl::_DocumentState_VALUES_TO_NAMES);
+        result = service_.list_documents(caller(), job_id, page_token, page_size, states);
+    });
 }
 
 void ApiHandler::cancelJob(idl::Job& result, const std::string& job_id) {

@@ -1,6 +1,6 @@
 #include "coordinator/api/ports.h"
 
-#include <fmt/format.h>
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
@@ -37,6 +37,13 @@ void allow_descriptors(std::int64_t connections) {
     }
 }
 
+/// Requests and replies are large and short-lived: each goes back to the system when it is done with, so that a process
+/// is not left with the most that clients ever made it hold.
+void return_large_buffers() {
+    constexpr int kLarge = 128 << 10;
+    if (::mallopt(M_MMAP_THRESHOLD, kLarge) != 1) spdlog::warn("mallopt: M_MMAP_THRESHOLD cannot be set");
+}
+
 ListenOptions listen_options(const ServeConfig& config, const Endpoint& endpoint) {
     ListenOptions options;
     options.address = endpoint.host;
@@ -63,6 +70,7 @@ ClientPorts::ClientPorts(Service& service)
       pool_(kCallThreads) {
     const ServeConfig& config = service.config();
     allow_descriptors(config.max_connections);
+    return_large_buffers();
     rpc_ = std::make_unique<RpcServer>(io_, pool_, waits_, listen_options(config, config.api), *registry_,
                                        api_processors(service_, authentication_));
     ListenOptions http = listen_options(config, config.http);

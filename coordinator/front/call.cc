@@ -92,6 +92,15 @@ std::vector<std::uint8_t> exception_frame(const std::string& method, std::int32_
     return framed(buffer);
 }
 
+/// The first word is the protocol's version and the kind of message. It is looked at as bytes: Thrift itself takes any
+/// byte for a TMessageType.
+void check_is_call(std::span<const std::uint8_t> request) {
+    const bool known = request.size() >= 4 && request[0] == 0x80 && request[1] == 0x01 &&
+                       (request[3] == T_CALL || request[3] == T_ONEWAY);
+    if (!known)
+        throw apache::thrift::TException("expected a call in the strict binary protocol, found another message");
+}
+
 }  // namespace
 
 CallReply run_call(TProcessor& processor, std::span<const std::uint8_t> request, const FrontLimits& limits,
@@ -103,9 +112,9 @@ CallReply run_call(TProcessor& processor, std::span<const std::uint8_t> request,
     std::int32_t sequence = 0;
     const auto events = std::make_shared<CallEvents>();
     try {
+        check_is_call(request);
         request_protocol(request, limits)->readMessageBegin(name, type, sequence);
         if (name.size() > 64) throw apache::thrift::TException("the method's name is longer than any");
-        if (type != T_CALL && type != T_ONEWAY) throw apache::thrift::TException("the message is not a call");
         const auto out = reply_buffer();
         processor.setEventHandler(events);
         const bool done =

@@ -215,6 +215,9 @@ TEST_CASE("api: waiting calls wake when the job changes") {
     CHECK(std::chrono::steady_clock::now() - called < std::chrono::seconds(2));
     CHECK(changed.version > job.version);
     CHECK(refusal_of([&] { client->waitJob(changed, job.id, 0, -1); }).code == ErrorCode::INVALID_ARGUMENT);
+    idl::JobPage page;
+    CHECK(refusal_of([&] { client->listJobs(page, "", 10, {static_cast<idl::JobState::type>(9)}); }).code ==
+          ErrorCode::INVALID_ARGUMENT);
     CHECK(refusal_of([&] { client->waitJob(changed, "no such job", 0, 1000); }).code == ErrorCode::NOT_FOUND);
 }
 

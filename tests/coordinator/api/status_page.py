@@ -38,8 +38,9 @@ class Browser:
 
 
 def element(dom, identity):
-    """The markup between the element of that id and the next section."""
-    found = re.search(rf'id="{identity}".*?(</svg>|</section>|</table>|</span>|</p>)', dom, re.S)
+    """The markup of the element of that id."""
+    end = {"jobs": "</table>", "documents": "</table>", "curve": "</svg>", "gangs": "</section>"}[identity]
+    found = re.search(rf'id="{identity}".*?{end}', dom, re.S)
     return found.group(0) if found else fail(f"the page has no element {identity}")
 
 
