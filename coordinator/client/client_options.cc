@@ -24,7 +24,7 @@ std::shared_ptr<ClientOptions> add_client_options(CLI::App& verb, Command& chose
         ->group(group);
     verb.add_option("--tls-ca", options->tls_authority, "Use TLS; certificates (PEM) of the authority to trust")
         ->group(group);
-    verb.add_option("--tls-cert", options->tls_certificate, "This client's certificate (PEM), for mutual TLS")
+    verb.add_option("--tls-certificate", options->tls_certificate, "This client's certificate (PEM), for mutual TLS")
         ->group(group);
     verb.add_option("--tls-key", options->tls_key, "Its private key (PEM)")->group(group);
     verb.add_option("--retry-seconds", options->retry_seconds,

@@ -8,7 +8,7 @@
 
 namespace fenwick {
 
-/// Adds --server, --token-file, --tls-ca, --tls-cert, --tls-key, --retry-seconds and --json to `verb`.
+/// Adds --server, --token-file, --tls-ca, --tls-certificate, --tls-key, --retry-seconds and --json to `verb`.
 [[nodiscard]] std::shared_ptr<ClientOptions> add_client_options(CLI::App& verb, Command& chosen);
 
 /// The exit codes of verbs that ask a coordinator, for their --help.

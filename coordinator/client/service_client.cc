@@ -66,11 +66,11 @@ ServiceClient::ServiceClient(ClientOptions options) : options_(std::move(options
     host_ = server.substr(0, colon);
     if (host_.size() > 2 && host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
     if (options_.tls_certificate.empty() != options_.tls_key.empty()) {
-        throw UsageError("--tls-cert and --tls-key: expected both or neither");
+        throw UsageError("--tls-certificate and --tls-key: expected both or neither");
     }
     if (options_.tls_authority.empty() && !options_.tls_certificate.empty()) {
         throw UsageError(
-            "--tls-cert: expected --tls-ca as well, the authority that signed the coordinator's certificate");
+            "--tls-certificate: expected --tls-ca as well, the authority that signed the coordinator's certificate");
     }
     if (!options_.token_file.empty()) {
         token_ = without_line_end(read_text_file(options_.token_file, 4096));
@@ -145,7 +145,7 @@ void ServiceClient::call(const std::function<void(idl::FenwickClient&)>& request
         } catch (const TSSLException& error) {  // trust does not come with time
             close();
             throw UnavailableError(
-                fmt::format("{}: TLS: {}; check --tls-ca, --tls-cert and --tls-key, and that the "
+                fmt::format("{}: TLS: {}; check --tls-ca, --tls-certificate and --tls-key, and that the "
                             "coordinator speaks TLS",
                             options_.server, error.what()));
         } catch (const TException& error) {

@@ -21,8 +21,8 @@ TEST_CASE("tls: clients are known by their certificates, and wrong ones get an e
         arguments.insert(arguments.end(), {"--server", server, "--retry-seconds", "0", "--json"});
         if (!authority.empty()) arguments.insert(arguments.end(), {"--tls-ca", certificates.certificate(authority)});
         if (!client.empty()) {
-            arguments.insert(arguments.end(),
-                             {"--tls-cert", certificates.certificate(client), "--tls-key", certificates.key(client)});
+            arguments.insert(arguments.end(), {"--tls-certificate", certificates.certificate(client), "--tls-key",
+                                               certificates.key(client)});
         }
         return run_program(arguments);
     };

@@ -135,7 +135,7 @@ TEST_CASE("verbs: tokens, servers that are not there, options that cannot be use
     CHECK(wrong.err.find("UNAUTHENTICATED") != std::string::npos);
     CHECK(verbs.run({"list"}).code == 69);
     CHECK(verbs.run({"list", "--token-file", token("empty")}).code == 2);
-    CHECK(verbs.run({"list", "--tls-cert", token("token")}).code == 2);
+    CHECK(verbs.run({"list", "--tls-certificate", token("token")}).code == 2);
     const Finished absent = run_program({"list", "--server", "127.0.0.1:1", "--retry-seconds", "0"});
     CHECK(absent.code == 69);
     CHECK(absent.err.find("127.0.0.1:1") != std::string::npos);
