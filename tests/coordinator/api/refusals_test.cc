@@ -177,7 +177,7 @@ TEST_CASE("api: while it drains, nothing new is taken and nothing old is forgott
     CHECK(job.id == before.id);
 }
 
-TEST_CASE("api: a key is one job, whatever is lost on the way; with another spec it is a conflict") {
+TEST_CASE("api: a key is one job, whatever is lost on the way, and with another spec a conflict") {
     LocalCoordinator coordinator([](ServeConfig& config) { config.limits.active_jobs = 2; });
     ApiClient client(coordinator.api_port());
     idl::Job first;

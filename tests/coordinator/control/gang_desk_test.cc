@@ -177,7 +177,7 @@ TEST_CASE("desk: a silent rank is named in the job's log and in the list, and th
     CHECK(links[0]->take().__isset.revoked);
 }
 
-TEST_CASE("desk: a rank whose connection ends is named at once; when it does not come back its gang is lost") {
+TEST_CASE("desk: a rank whose connection ends is named at once, and when it does not come back its gang is lost") {
     Desk fixture;
     const idl::Job job = fixture.submit(ServiceFixture::spec_of({{"a", text_of(9000, 1)}}));
     const auto links = fixture.join(2);

@@ -49,7 +49,7 @@ TEST_CASE("http: a connection serves several requests, also when they come in pi
     CHECK(socket.is_closed_within(1s));
 }
 
-TEST_CASE("http: what cannot be read is answered and closed; what a page throws is not told") {
+TEST_CASE("http: what cannot be read is answered and closed, and what a page throws is not told") {
     ListenOptions http;
     http.limits.frame_bytes = 8192;
     http.limits.frame_time = 500ms;

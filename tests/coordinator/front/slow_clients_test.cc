@@ -72,7 +72,7 @@ TEST_CASE("front: silent connections end at the idle timeout, busy ones do not")
     CHECK(front.metric("fenwick_connections_dropped_total", "idle") == 1);
 }
 
-TEST_CASE("front: at the cap, connections without a request give way; with none of these the newcomer is refused") {
+TEST_CASE("front: at the cap, connections without a request give way, and with none of these the newcomer is refused") {
     ListenOptions options;
     options.limits.connections = 8;
     RunningFront front(options);
