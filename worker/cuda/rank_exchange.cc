@@ -19,7 +19,8 @@ struct RankExchange::Marks {
     bool with_halo = false;
 };
 
-RankExchange::RankExchange(std::unique_ptr<DeviceCommunicator> comm) : comm_(std::move(comm)), pool_(comm_->stream()) {}
+RankExchange::RankExchange(std::unique_ptr<DeviceCommunicator> comm)
+    : comm_(std::move(comm)), pool_(comm_->stream()), halo_pool_(comm_->stream()) {}
 
 RankExchange::~RankExchange() = default;
 
@@ -73,7 +74,7 @@ void RankExchange::start_halo(std::int32_t layer, std::int64_t halo_rows, const 
     }
     compute_mark_.record(compute);
     compute_mark_.make_wait(comm_->stream());
-    exchange_device_halo(found->second, *comm_, rows, pool_, layer, [&] { halo_there_.record(comm_->stream()); });
+    exchange_device_halo(found->second, *comm_, rows, halo_pool_, layer, [&] { halo_there_.record(comm_->stream()); });
     if (!measuring_) return;
     times_.push_back(std::make_unique<Marks>());
     times_.back()->with_halo = true;

@@ -73,6 +73,7 @@ private:
 
     std::unique_ptr<DeviceCommunicator> comm_;
     SummaryPool pool_;
+    SummaryPool halo_pool_;  ///< apart: the compute stream takes of `pool_` without waiting for the carried rows
     Event compute_mark_;
     Event halo_there_;
     Event entering_there_;
