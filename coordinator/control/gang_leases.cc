@@ -281,8 +281,6 @@ void GangDesk::take_back(const std::string& gang_id, LeasedDocument& lease, Rank
             }
             break;
         case idl::ReturnReason::DRAINED:
-            give_up(same, back.message, false);
-            break;
         case idl::ReturnReason::REFUSED:
             give_up(same, back.message, false);
             break;
