@@ -54,7 +54,7 @@ void SampleService::cancelJob(idl::Job& /*job*/, const std::string& id) {
 }
 void SampleService::waitJob(idl::Job& job, const std::string& id, std::int64_t since, std::int64_t timeout_ms) {
     job.version = version_.load();
-    const auto until = context_.begun + std::chrono::milliseconds(timeout_ms);
+    const auto until = context_.begun + std::chrono::milliseconds(std::clamp<std::int64_t>(timeout_ms, 0, 60'000));
     if (job.version <= since && Clock::now() < until) context_.wait = CallContext::Wait{id, until};
 }
 void SampleService::putChunk(idl::Upload& upload, const std::string& /*id*/, std::int64_t /*offset*/,
@@ -63,7 +63,8 @@ void SampleService::putChunk(idl::Upload& upload, const std::string& /*id*/, std
 }
 void SampleService::readResult(idl::ResultChunk& chunk, const std::string& /*id*/, const std::string& /*file*/,
                                std::int64_t /*offset*/, std::int32_t max_bytes) {
-    chunk.data.assign(static_cast<std::size_t>(max_bytes), '\0');
+    constexpr std::int32_t kMost = 8 << 20;  // clients do not say how much memory is taken
+    chunk.data.assign(static_cast<std::size_t>(std::clamp(max_bytes, 0, kMost)), '\0');
 }
 
 RunningFront::RunningFront(const ListenOptions& rpc, const ListenOptions& http, int pool_threads)

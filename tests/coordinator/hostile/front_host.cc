@@ -1,6 +1,8 @@
 // The front alone with a service of fixed answers behind it, as a process: what hostile.py attacks where building the
 // whole program with sanitizers takes too long. Prints its ports as JSON; ends with SIGTERM.
 #include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 
 #include <chrono>
 #include <csignal>
@@ -14,7 +16,8 @@ int main() {
         sigset_t signals;
         sigemptyset(&signals);
         sigaddset(&signals, SIGTERM);
-        if (pthread_sigmask(SIG_BLOCK, &signals, nullptr) != 0) return 1;  // before there are threads: all inherit it
+        if (pthread_sigmask(SIG_BLOCK, &signals, nullptr) != 0) return 1;    // before there are threads: all inherit it
+        spdlog::set_default_logger(spdlog::stderr_logger_mt("front_host"));  // nobody reads stdout after its first line
         fenwick::ListenOptions options;
         options.limits.frame_bytes = 16 << 20;  // as the coordinator's defaults
         options.limits.connections = 1000;
