@@ -41,10 +41,10 @@ struct MpiOptions {
 };
 
 /// A private copy of MPI_COMM_WORLD (collective to make and to destroy). `exchange` throws UnavailableError naming the
-/// awaited ranks when the timeout passes, or when it is told to stop; after any error of `exchange` the only use left is
-/// `abort`, which logs this rank, its step and the reason and ends all processes of the world with the code: an MPI world
-/// cannot go on without a rank. Other threads may call MPI at the same time if they hold the mutex of mpi_calls.h, as
-/// MpiMonitor does.
+/// awaited ranks when the timeout passes, or when it is told to stop; after any error of `exchange` the only use left
+/// is `abort`, which logs this rank, its step and the reason and ends all processes of the world with the code: an MPI
+/// world cannot go on without a rank. Other threads may call MPI at the same time if they hold the mutex of
+/// mpi_calls.h, as MpiMonitor does.
 class MpiCommunicator final : public Communicator {
 public:
     /// Throws UnavailableError when MPI refuses, UsageError for impossible options.

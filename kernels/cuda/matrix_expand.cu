@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_tile.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::matrix {
 namespace {

@@ -2,10 +2,10 @@
 // of X takes alone, so a thread block has 64 columns. Products run on the matrix units with A and X split into two bf16
 // numbers each (three of the four partial products; the fourth is below 2^-16 of the result), accumulated in fp32.
 #include "core/cuda/check.h"
-#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/matrix_nodes.cuh"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::matrix {
 namespace {

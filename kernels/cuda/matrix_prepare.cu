@@ -7,9 +7,9 @@
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_inverse.cuh"
-#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_tile.cuh"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::matrix {
 namespace {

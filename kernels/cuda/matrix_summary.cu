@@ -10,9 +10,9 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/shared_memory.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
+#include "kernels/cuda/shared_memory.h"
 #include "kernels/summary.h"
 
 namespace fenwick::cuda::matrix {

@@ -10,8 +10,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostPairs = 65535;  // of a grid's second dimension
 
-/// transition: 1 (scalar) or d_k (diagonal). One thread for each element of a head's (A, S), `parts` thread blocks a head;
-/// a pair for each blockIdx.y, children `pair_stride` apart.
+/// transition: 1 (scalar) or d_k (diagonal). One thread for each element of a head's (A, S), `parts` thread blocks a
+/// head; a pair for each blockIdx.y, children `pair_stride` apart.
 __global__ void combine_decays(const float* left, const float* right, float* out, std::int64_t transition,
                                std::int64_t value_dim, std::int64_t head_floats, unsigned parts,
                                std::int64_t pair_stride, std::int64_t out_stride) {
