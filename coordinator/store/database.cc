@@ -57,9 +57,10 @@ std::int64_t now_ms() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-Connection::Connection(const std::filesystem::path& file, int flags) : database_(file.string(), flags, kBusyMs) {}
+StoreConnection::StoreConnection(const std::filesystem::path& file, int flags)
+    : database_(file.string(), flags, kBusyMs) {}
 
-SQLite::Statement& Connection::prepared(const std::string& sql) {
+SQLite::Statement& StoreConnection::prepared(const std::string& sql) {
     auto found = statements_.find(sql);
     if (found == statements_.end()) {
         found = statements_.emplace(sql, SQLite::Statement(database_, sql)).first;
@@ -74,7 +75,7 @@ Store::Database::Database(const std::filesystem::path& file)
       lock_(take_lock(file)),
       writer_([&] {
           try {
-              Connection connection(file, SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
+              StoreConnection connection(file, SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE);
               prepare_file(connection.raw(), file);
               return connection;
           } catch (const SQLite::Exception& error) {
@@ -170,7 +171,7 @@ std::int64_t clamp_page(std::int32_t size) {
     return size == 0 ? kDefaultPage : std::min<std::int64_t>(size, kMostPerPage);
 }
 
-void add_log(Connection& db, const LogLine& line) {
+void add_log(StoreConnection& db, const LogLine& line) {
     Rows insert =
         db.query("INSERT INTO logs (time, level, job, custom_id, gang, text, rank) VALUES (?, ?, ?, ?, ?, ?, ?)",
                  now_ms(), static_cast<int>(line.level), line.job_id, line.custom_id, line.gang, line.text);
@@ -179,11 +180,11 @@ void add_log(Connection& db, const LogLine& line) {
 }
 
 void Store::log(const LogLine& line) {
-    database_->write([&](Connection& db) { add_log(db, line); });
+    database_->write([&](StoreConnection& db) { add_log(db, line); });
 }
 
 idl::LogPage Store::read_logs(const std::string& job_id, std::int64_t after_sequence, std::int32_t most) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         const std::int64_t limit = clamp_page(most);
         idl::LogPage page;
         page.lastSequence = after_sequence;

@@ -38,9 +38,9 @@ private:
 };
 
 /// One connection with its prepared statements.
-class Connection {
+class StoreConnection {
 public:
-    Connection(const std::filesystem::path& file, int flags);
+    StoreConnection(const std::filesystem::path& file, int flags);
 
     /// The statement with `values` bound in order; one reader of the same text at a time.
     template <class... Values>
@@ -104,8 +104,8 @@ private:
     FileDescriptor lock_;
     std::mutex write_mutex_;
     std::mutex read_mutex_;
-    Connection writer_;
-    Connection reader_;
+    StoreConnection writer_;
+    StoreConnection reader_;
     std::vector<std::pair<std::string, std::int64_t>> touched_;
     std::mutex observer_mutex_;
     std::function<void(const std::string&, std::int64_t)> observer_;
@@ -115,22 +115,22 @@ private:
 
 /// Columns of `kJobColumns`.
 extern const char* const kJobColumns;
-[[nodiscard]] idl::Job job_of(Connection& db, const Rows& row);
+[[nodiscard]] idl::Job job_of(StoreConnection& db, const Rows& row);
 /// Throws NOT_FOUND.
-[[nodiscard]] idl::Job read_job(Connection& db, const std::string& id);
+[[nodiscard]] idl::Job read_job(StoreConnection& db, const std::string& id);
 
 extern const char* const kDocumentColumns;
 [[nodiscard]] StoredDocument document_of(const Rows& row);
 
 /// Within a transaction: IN_PROGRESS with nothing queued or running becomes FINALIZING.
-void finalize_if_done(Connection& db, const std::string& job_id);
+void finalize_if_done(StoreConnection& db, const std::string& job_id);
 /// Adds to the usage of a job and of its client.
-void add_usage(Connection& db, const std::string& job_id, const WorkDone& work, std::int64_t tokens,
+void add_usage(StoreConnection& db, const std::string& job_id, const WorkDone& work, std::int64_t tokens,
                std::int64_t scored_tokens);
-void add_log(Connection& db, const LogLine& line);
+void add_log(StoreConnection& db, const LogLine& line);
 /// Ends what is queued or running of the job; returns the leases that ended. The job takes the state CANCELLING, and
 /// `target` follows.
-[[nodiscard]] std::vector<LeaseKey> end_documents(Connection& db, const std::string& job_id,
+[[nodiscard]] std::vector<LeaseKey> end_documents(StoreConnection& db, const std::string& job_id,
                                                   idl::JobState::type target);
 /// An id that nothing else has: prefix and 16 hexadecimal digits.
 [[nodiscard]] std::string new_id(const std::string& prefix);

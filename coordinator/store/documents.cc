@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLastDocumentState = static_cast<int>(idl::DocumentState::CANCELLED);
 
-void require_state(Connection& db, const std::string& job_id, idl::JobState::type expected) {
+void require_state(StoreConnection& db, const std::string& job_id, idl::JobState::type expected) {
     const idl::JobState::type found = read_job(db, job_id).state;
     if (found == expected) return;
     throw ServiceFault(ServiceCode::CONFLICT,
@@ -63,7 +63,7 @@ idl::DocumentPage Store::list_documents(const std::string& job_id, const std::st
                                         const std::vector<idl::DocumentState::type>& states) const {
     const std::int64_t after = parse_page_token(page_token);
     const std::int64_t limit = clamp_page(page_size);
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         (void)read_job(db, job_id);
         idl::DocumentPage page;
         Rows row = db.query(
@@ -108,7 +108,7 @@ idl::DocumentPage Store::list_documents(const std::string& job_id, const std::st
 }
 
 idl::StateInfo Store::describe_state(const std::string& job_id, const std::string& custom_id) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         idl::StateInfo info;
         info.modelHash = read_job(db, job_id).model.hash;
         Rows row = db.query(
@@ -132,7 +132,7 @@ idl::StateInfo Store::describe_state(const std::string& job_id, const std::strin
 }
 
 std::int64_t Store::count_documents(idl::DocumentState::type state) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         const char* column = state == idl::DocumentState::QUEUED ? "queued" : "running";
         if (state != idl::DocumentState::QUEUED && state != idl::DocumentState::RUNNING) {
             throw InternalError("count_documents: queued or running");
@@ -144,7 +144,7 @@ std::int64_t Store::count_documents(idl::DocumentState::type state) const {
 }
 
 StoredJob Store::stored_job(const std::string& id) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         Rows row = db.query(
             "SELECT state, target, spec, client, model_path, model_hash, device, dtype, listed FROM jobs WHERE id = ?",
             id);
@@ -167,7 +167,7 @@ StoredJob Store::stored_job(const std::string& id) const {
 }
 
 std::vector<std::string> Store::jobs_in(idl::JobState::type state) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         std::vector<std::string> ids;
         Rows row = db.query("SELECT id FROM jobs WHERE state = ? ORDER BY number", static_cast<int>(state));
         while (row.next()) ids.push_back(row.text(0));
@@ -177,7 +177,7 @@ std::vector<std::string> Store::jobs_in(idl::JobState::type state) const {
 
 void Store::add_documents(const std::string& job_id, const std::vector<DocumentRef>& documents,
                           std::int64_t most_active_of_client) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         require_state(db, job_id, idl::JobState::VALIDATING);
         const std::string client = read_job(db, job_id).client;
         if (most_active_of_client > 0) {
@@ -208,7 +208,7 @@ void Store::add_documents(const std::string& job_id, const std::vector<DocumentR
 }
 
 std::vector<StoredDocument> Store::unchecked_documents(const std::string& job_id, std::int64_t most) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         std::vector<StoredDocument> documents;
         Rows row = db.query(fmt::format("SELECT {} FROM documents WHERE job = ? AND state = 1 AND tokens < 0 ORDER BY "
                                         "place LIMIT ?",
@@ -220,7 +220,7 @@ std::vector<StoredDocument> Store::unchecked_documents(const std::string& job_id
 }
 
 void Store::record_checked(const std::string& job_id, std::span<const CheckedDocument> documents) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         require_state(db, job_id, idl::JobState::VALIDATING);
         for (const CheckedDocument& document : documents) {
             if (document.row.empty()) {
@@ -238,7 +238,7 @@ void Store::record_checked(const std::string& job_id, std::span<const CheckedDoc
 }
 
 void Store::start_job(const std::string& job_id) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         require_state(db, job_id, idl::JobState::VALIDATING);
         db.run("UPDATE jobs SET state = 2, started = ? WHERE id = ?", now_ms(), job_id);
         const idl::Job job = read_job(db, job_id);
@@ -251,12 +251,12 @@ void Store::start_job(const std::string& job_id) {
     });
 }
 
-void finalize_if_done(Connection& db, const std::string& job_id) {
+void finalize_if_done(StoreConnection& db, const std::string& job_id) {
     db.run("UPDATE jobs SET state = 3, target = 4 WHERE id = ? AND state = 2 AND queued = 0 AND running = 0", job_id);
 }
 
 void Store::fail_job(const std::string& job_id, ServiceCode code, const std::string& message) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         if (db.run(
                 "UPDATE jobs SET state = 5, finished = ?, error_code = ?, error_message = ? WHERE id = ? AND state = 1",
                 now_ms(), static_cast<int>(code), message, job_id) == 0) {
@@ -268,7 +268,7 @@ void Store::fail_job(const std::string& job_id, ServiceCode code, const std::str
 }
 
 void Store::finish_job(const std::string& job_id, const std::vector<std::string>& files) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         if (db.run("UPDATE jobs SET state = target, finished = ?, files = ? WHERE id = ? AND state IN (3, 7)", now_ms(),
                    nlohmann::json(files).dump(), job_id) == 0) {
             return;
@@ -284,7 +284,7 @@ void Store::finish_job(const std::string& job_id, const std::vector<std::string>
 }
 
 std::vector<LeaseKey> Store::expire_jobs() {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         std::vector<std::string> late;
         {
             Rows row = db.query("SELECT id FROM jobs WHERE state IN (1, 2) AND expires > 0 AND expires <= ?", now_ms());
@@ -306,7 +306,7 @@ void Store::for_each_document(const std::string& job_id,
     // By pages: other readers come in between.
     constexpr std::int64_t kPage = 500;
     for (std::int64_t after = -1;;) {
-        const auto documents = database_->read([&](Connection& db) {
+        const auto documents = database_->read([&](StoreConnection& db) {
             std::vector<StoredDocument> some;
             Rows row =
                 db.query(fmt::format("SELECT {} FROM documents WHERE job = ? AND place > ? ORDER BY place LIMIT ?",
@@ -322,7 +322,7 @@ void Store::for_each_document(const std::string& job_id,
 }
 
 StoredDocument Store::document(std::int64_t id) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         Rows row = db.query(fmt::format("SELECT {} FROM documents WHERE id = ?", kDocumentColumns), id);
         if (!row.next()) throw InternalError(fmt::format("the store has no document {}", id));
         return document_of(row);

@@ -28,7 +28,7 @@ bool is_over(idl::JobState::type state) {
 }
 
 /// The job that this client submitted with this key. Throws CONFLICT when it was another one.
-std::optional<idl::Job> find_by_key(Connection& db, const std::string& client, const std::string& key,
+std::optional<idl::Job> find_by_key(StoreConnection& db, const std::string& client, const std::string& key,
                                     const std::string& spec_hash) {
     if (key.empty()) return std::nullopt;
     std::string id;
@@ -46,7 +46,7 @@ std::optional<idl::Job> find_by_key(Connection& db, const std::string& client, c
     return read_job(db, id);
 }
 
-void check_limits(Connection& db, const NewJob& job) {
+void check_limits(StoreConnection& db, const NewJob& job) {
     std::int64_t jobs = 0;
     std::int64_t documents = 0;
     {
@@ -73,7 +73,7 @@ void check_limits(Connection& db, const NewJob& job) {
     }
 }
 
-void use_uploads(Connection& db, const NewJob& job) {
+void use_uploads(StoreConnection& db, const NewJob& job) {
     for (const idl::DocumentRef& document : job.spec.documents) {
         if (!document.source.__isset.uploadId) continue;
         const std::string& id = document.source.uploadId;
@@ -92,7 +92,7 @@ const char* const kJobColumns =
     "tokenizer, bos, levels, device, dtype, used_tokens, used_scored, used_computed, used_rank_seconds, "
     "used_gpu_seconds";
 
-idl::Job job_of(Connection& db, const Rows& row) {
+idl::Job job_of(StoreConnection& db, const Rows& row) {
     idl::Job job;
     job.id = row.text(0);
     job.state = static_cast<idl::JobState::type>(row.integer(1));
@@ -148,7 +148,7 @@ idl::Job job_of(Connection& db, const Rows& row) {
     return job;
 }
 
-idl::Job read_job(Connection& db, const std::string& id) {
+idl::Job read_job(StoreConnection& db, const std::string& id) {
     Rows row = db.query(fmt::format("SELECT {} FROM jobs WHERE id = ?", kJobColumns), id);
     if (!row.next()) throw ServiceFault(ServiceCode::NOT_FOUND, fmt::format("job '{}': there is none of that id", id));
     return job_of(db, row);
@@ -158,13 +158,13 @@ std::optional<idl::Job> Store::find_submitted(const std::string& client, const s
                                               const idl::JobSpec& spec) const {
     if (key.empty()) return std::nullopt;
     const std::string hash = hash_of(to_bytes(spec));
-    return database_->read([&](Connection& db) { return find_by_key(db, client, key, hash); });
+    return database_->read([&](StoreConnection& db) { return find_by_key(db, client, key, hash); });
 }
 
 idl::Job Store::submit(const NewJob& job) {
     const std::string spec = to_bytes(job.spec);
     const std::string spec_hash = hash_of(spec);
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         if (auto known = find_by_key(db, job.client, job.idempotency_key, spec_hash)) return *known;
         check_limits(db, job);
         use_uploads(db, job);
@@ -195,11 +195,11 @@ idl::Job Store::submit(const NewJob& job) {
 }
 
 idl::Job Store::job(const std::string& id) const {
-    return database_->read([&](Connection& db) { return read_job(db, id); });
+    return database_->read([&](StoreConnection& db) { return read_job(db, id); });
 }
 
 std::int64_t Store::job_version(const std::string& id) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         Rows row = db.query("SELECT version FROM jobs WHERE id = ?", id);
         if (!row.next())
             throw ServiceFault(ServiceCode::NOT_FOUND, fmt::format("job '{}': there is none of that id", id));
@@ -211,7 +211,7 @@ idl::JobPage Store::list_jobs(const std::string& client, const std::string& page
                               const std::vector<idl::JobState::type>& states) const {
     const std::int64_t before = parse_page_token(page_token);
     const std::int64_t limit = clamp_page(page_size);
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         idl::JobPage page;
         Rows row = db.query(
             fmt::format("SELECT {}, number FROM jobs WHERE (? = '' OR client = ?) AND (? < 0 OR number < ?) AND state "
@@ -231,7 +231,7 @@ idl::JobPage Store::list_jobs(const std::string& client, const std::string& page
     });
 }
 
-std::vector<LeaseKey> end_documents(Connection& db, const std::string& job_id, idl::JobState::type target) {
+std::vector<LeaseKey> end_documents(StoreConnection& db, const std::string& job_id, idl::JobState::type target) {
     std::vector<LeaseKey> ended;
     {
         Rows row = db.query("SELECT id, epoch FROM documents WHERE job = ? AND state = 2", job_id);
@@ -244,7 +244,7 @@ std::vector<LeaseKey> end_documents(Connection& db, const std::string& job_id, i
 }
 
 std::vector<LeaseKey> Store::cancel(const std::string& job_id) {
-    return database_->write([&](Connection& db) -> std::vector<LeaseKey> {
+    return database_->write([&](StoreConnection& db) -> std::vector<LeaseKey> {
         const idl::Job job = read_job(db, job_id);
         if (job.state != idl::JobState::VALIDATING && job.state != idl::JobState::IN_PROGRESS) return {};
         std::vector<LeaseKey> ended = end_documents(db, job_id, idl::JobState::CANCELLED);
@@ -255,7 +255,7 @@ std::vector<LeaseKey> Store::cancel(const std::string& job_id) {
 }
 
 std::int64_t Store::retry(const std::string& job_id, bool only_failed) {
-    return database_->write([&](Connection& db) -> std::int64_t {
+    return database_->write([&](StoreConnection& db) -> std::int64_t {
         const idl::Job job = read_job(db, job_id);
         if (!is_over(job.state)) {
             throw ServiceFault(ServiceCode::CONFLICT, fmt::format("job {} is not over; its failed documents can be "
@@ -287,7 +287,7 @@ idl::Usage Store::job_usage(const std::string& job_id) const {
 }
 
 idl::Usage Store::client_usage(const std::string& client) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         idl::Usage usage;
         Rows row = db.query(
             "SELECT tokens, scored, computed, rank_seconds, gpu_seconds, jobs, documents FROM usage WHERE client = ?",
@@ -304,7 +304,7 @@ idl::Usage Store::client_usage(const std::string& client) const {
     });
 }
 
-void add_usage(Connection& db, const std::string& job_id, const WorkDone& work, std::int64_t tokens,
+void add_usage(StoreConnection& db, const std::string& job_id, const WorkDone& work, std::int64_t tokens,
                std::int64_t scored_tokens) {
     const int over = tokens >= 0 ? 1 : 0;
     db.run(

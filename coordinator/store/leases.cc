@@ -21,7 +21,7 @@ bool contains(const std::vector<std::string>& texts, const std::string& text) {
 }
 
 /// The first job with something queued that this gang can compute.
-std::optional<Candidate> find_job(Connection& db, const LeaseRequest& request) {
+std::optional<Candidate> find_job(StoreConnection& db, const LeaseRequest& request) {
     Rows row = db.query(
         "SELECT id, model_path, model_hash, bos, device, dtype FROM jobs WHERE state = 2 AND queued > 0 ORDER BY "
         "priority "
@@ -40,7 +40,7 @@ std::optional<Candidate> find_job(Connection& db, const LeaseRequest& request) {
 }
 
 /// The running document of that epoch.
-std::optional<StoredDocument> running(Connection& db, LeaseKey key) {
+std::optional<StoredDocument> running(StoreConnection& db, LeaseKey key) {
     Rows row =
         db.query(fmt::format("SELECT {} FROM documents WHERE id = ? AND epoch = ? AND state = 2", kDocumentColumns),
                  key.document, key.epoch);
@@ -48,7 +48,7 @@ std::optional<StoredDocument> running(Connection& db, LeaseKey key) {
     return document_of(row);
 }
 
-void fail_document(Connection& db, const StoredDocument& document, ServiceCode code, const std::string& message,
+void fail_document(StoreConnection& db, const StoredDocument& document, ServiceCode code, const std::string& message,
                    const std::string& row) {
     db.run(
         "UPDATE documents SET state = 4, gang = '', rate = 0, error_code = ?, error_message = ?, row = ? WHERE id = ?",
@@ -63,8 +63,8 @@ void fail_document(Connection& db, const StoredDocument& document, ServiceCode c
 
 std::optional<Lease> Store::lease_next(const LeaseRequest& request) {
     // Most calls find nothing: they need not keep the writers waiting.
-    if (!database_->read([&](Connection& db) { return find_job(db, request).has_value(); })) return std::nullopt;
-    return database_->write([&](Connection& db) -> std::optional<Lease> {
+    if (!database_->read([&](StoreConnection& db) { return find_job(db, request).has_value(); })) return std::nullopt;
+    return database_->write([&](StoreConnection& db) -> std::optional<Lease> {
         const std::optional<Candidate> job = find_job(db, request);
         if (!job) return std::nullopt;
         Lease lease;
@@ -99,11 +99,11 @@ std::optional<Lease> Store::lease_next(const LeaseRequest& request) {
 }
 
 bool Store::is_current(LeaseKey key) const {
-    return database_->read([&](Connection& db) { return running(db, key).has_value(); });
+    return database_->read([&](StoreConnection& db) { return running(db, key).has_value(); });
 }
 
 bool Store::record_save(LeaseKey key, const DocumentSave& save, double seconds, const WorkDone& work) {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         const std::optional<StoredDocument> document = running(db, key);
         if (!document) return false;
         db.run(
@@ -118,7 +118,7 @@ bool Store::record_save(LeaseKey key, const DocumentSave& save, double seconds, 
 }
 
 bool Store::complete(LeaseKey key, const std::string& row, std::int64_t scored_tokens, const WorkDone& work) {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         const std::optional<StoredDocument> document = running(db, key);
         if (!document) return false;
         db.run(
@@ -134,7 +134,7 @@ bool Store::complete(LeaseKey key, const std::string& row, std::int64_t scored_t
 
 bool Store::fail(LeaseKey key, ServiceCode code, const std::string& message, const std::string& row,
                  const WorkDone& work) {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         const std::optional<StoredDocument> document = running(db, key);
         if (!document) return false;
         fail_document(db, *document, code, message, row);
@@ -147,7 +147,7 @@ bool Store::fail(LeaseKey key, ServiceCode code, const std::string& message, con
 
 ReleaseOutcome Store::release(LeaseKey key, const std::string& reason, bool counts, const std::string& row_if_failed,
                               const WorkDone& work) {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         const std::optional<StoredDocument> document = running(db, key);
         if (!document) return ReleaseOutcome::kFenced;
         std::int64_t most = 0;
@@ -182,7 +182,7 @@ ReleaseOutcome Store::release(LeaseKey key, const std::string& reason, bool coun
 }
 
 void Store::forget_save(std::int64_t document) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         db.run("UPDATE documents SET saved_position = 0, position = 0, nll_total = 0, seconds = 0 WHERE id = ?",
                document);
     });
@@ -190,7 +190,7 @@ void Store::forget_save(std::int64_t document) {
 
 void Store::record_progress(std::span<const RunningProgress> progress) {
     if (progress.empty()) return;
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         for (const RunningProgress& each : progress) {
             std::string job;
             {

@@ -27,7 +27,7 @@ bool is_over(const idl::GangInfo& gang) {
     return gang.state == idl::GangState::LOST || gang.state == idl::GangState::ENDED;
 }
 
-void put_gang(Connection& db, const idl::GangInfo& gang) {
+void put_gang(StoreConnection& db, const idl::GangInfo& gang) {
     const std::string info = to_bytes(gang);
     Rows put = db.query(
         "INSERT INTO gangs (id, over, seen, info) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET over = "
@@ -39,7 +39,7 @@ void put_gang(Connection& db, const idl::GangInfo& gang) {
 }
 
 /// What an earlier process had under way: its leases are over, its gangs have to say that they are still there.
-void recover(Connection& db) {
+void recover(StoreConnection& db) {
     std::vector<StoredDocument> running;
     {
         Rows row = db.query(fmt::format("SELECT {} FROM documents WHERE state = 2", kDocumentColumns));
@@ -72,7 +72,7 @@ void recover(Connection& db) {
 }  // namespace
 
 Store::Store(const std::filesystem::path& file) : database_(std::make_unique<Database>(file)) {
-    database_->write([](Connection& db) { recover(db); });
+    database_->write([](StoreConnection& db) { recover(db); });
 }
 
 Store::~Store() = default;
@@ -83,7 +83,7 @@ void Store::on_job_change(std::function<void(const std::string&, std::int64_t)> 
 
 idl::Upload Store::begin_upload(const std::string& client, const std::string& name, std::int64_t size,
                                 std::int64_t expires_at, const ClientLimits& limits) {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         if (limits.upload_bytes > 0) {
             Rows row = db.query("SELECT coalesce(sum(size), 0) FROM uploads WHERE client = ? AND used = 0", client);
             (void)row.next();
@@ -108,7 +108,7 @@ idl::Upload Store::begin_upload(const std::string& client, const std::string& na
 }
 
 idl::Upload Store::upload(const std::string& client, const std::string& id) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         Rows row = db.query(
             "SELECT id, name, size, received, committed, expires FROM uploads WHERE id = ? AND client = ?", id, client);
         if (!row.next()) {
@@ -120,17 +120,17 @@ idl::Upload Store::upload(const std::string& client, const std::string& id) cons
 }
 
 void Store::record_received(const std::string& id, std::int64_t received) {
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         db.run("UPDATE uploads SET received = max(received, ?) WHERE id = ? AND committed = 0", received, id);
     });
 }
 
 void Store::commit_upload(const std::string& id) {
-    database_->write([&](Connection& db) { db.run("UPDATE uploads SET committed = 1 WHERE id = ?", id); });
+    database_->write([&](StoreConnection& db) { db.run("UPDATE uploads SET committed = 1 WHERE id = ?", id); });
 }
 
 std::vector<std::string> Store::expire_uploads() {
-    return database_->write([&](Connection& db) {
+    return database_->write([&](StoreConnection& db) {
         std::vector<std::string> ids;
         Rows row = db.query("DELETE FROM uploads WHERE used = 0 AND expires <= ? RETURNING id", now_ms());
         while (row.next()) ids.push_back(row.text(0));
@@ -140,7 +140,7 @@ std::vector<std::string> Store::expire_uploads() {
 
 void Store::record_gangs(std::span<const idl::GangInfo> gangs) {
     if (gangs.empty()) return;
-    database_->write([&](Connection& db) {
+    database_->write([&](StoreConnection& db) {
         bool over = false;
         for (const idl::GangInfo& gang : gangs) {
             put_gang(db, gang);
@@ -155,7 +155,7 @@ void Store::record_gangs(std::span<const idl::GangInfo> gangs) {
 }
 
 idl::GangInfo Store::gang(const std::string& id) const {
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         Rows row = db.query("SELECT info FROM gangs WHERE id = ?", id);
         if (!row.next())
             throw ServiceFault(ServiceCode::NOT_FOUND, fmt::format("gang '{}': there is none of that id", id));
@@ -166,7 +166,7 @@ idl::GangInfo Store::gang(const std::string& id) const {
 idl::GangPage Store::list_gangs(const std::string& page_token, std::int32_t page_size) const {
     const std::int64_t skip = std::max<std::int64_t>(parse_page_token(page_token), 0);
     const std::int64_t limit = clamp_page(page_size);
-    return database_->read([&](Connection& db) {
+    return database_->read([&](StoreConnection& db) {
         idl::GangPage page;
         Rows row = db.query("SELECT info FROM gangs ORDER BY over, number DESC LIMIT ? OFFSET ?", limit + 1, skip);
         while (row.next()) {
