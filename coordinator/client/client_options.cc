@@ -1,6 +1,7 @@
 #include "coordinator/client/client_options.h"
 
 #include <CLI/CLI.hpp>
+#include <utility>
 
 namespace fenwick {
 
@@ -35,6 +36,16 @@ std::shared_ptr<ClientOptions> add_client_options(CLI::App& verb, Command& chose
     verb.add_flag("--json", chosen.json, "Print JSON on stdout");
     verb.footer(kClientExitCodes);
     return options;
+}
+
+void add_question(CLI::App& verb, Command& chosen, std::function<int(ServiceClient&)> ask) {
+    const std::shared_ptr<ClientOptions> options = add_client_options(verb, chosen);
+    verb.callback([options, ask = std::move(ask), &chosen] {
+        chosen.run = [options, ask] {
+            ServiceClient client(*options);
+            return ask(client);
+        };
+    });
 }
 
 }  // namespace fenwick

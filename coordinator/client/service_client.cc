@@ -16,6 +16,7 @@
 #include <random>
 #include <thread>
 
+#include "coordinator/address.h"
 #include "coordinator/idl/fenwick_constants.h"
 #include "coordinator/store/service_fault.h"
 #include "core/errors.h"
@@ -55,16 +56,9 @@ ServiceFault to_fault(const idl::ServiceError& error) {
 }  // namespace
 
 ServiceClient::ServiceClient(ClientOptions options) : options_(std::move(options)) {
-    const std::string& server = options_.server;
-    const std::size_t colon = server.rfind(':');
-    const char* const end = server.data() + server.size();
-    const auto parsed = colon == std::string::npos ? std::from_chars_result{server.data(), std::errc::invalid_argument}
-                                                   : std::from_chars(server.data() + colon + 1, end, port_);
-    if (colon == 0 || parsed.ec != std::errc() || parsed.ptr != end || port_ == 0) {
-        throw UsageError(fmt::format("--server: expected HOST:PORT, found \"{}\"", server));
-    }
-    host_ = server.substr(0, colon);
-    if (host_.size() > 2 && host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
+    const Address server = parse_address(options_.server, "--server");
+    host_ = server.host;
+    port_ = server.port;
     if (options_.tls_certificate.empty() != options_.tls_key.empty()) {
         throw UsageError("--tls-certificate and --tls-key: expected both or neither");
     }

@@ -96,13 +96,8 @@ void add_status_command(CLI::App& app, Command& chosen) {
     auto documents = std::make_shared<bool>(false);
     verb->add_option("JOB", *job_id, "The job's id")->required();
     verb->add_flag("--documents", *documents, "Each of its documents, too");
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            return run_status(client, *job_id, *documents, chosen.json);
-        };
-    });
+    add_question(*verb, chosen,
+                 [=, &chosen](ServiceClient& client) { return run_status(client, *job_id, *documents, chosen.json); });
 }
 
 void add_list_command(CLI::App& app, Command& chosen) {
@@ -112,26 +107,17 @@ void add_list_command(CLI::App& app, Command& chosen) {
     verb->add_option("--state", *states, "Only jobs in this state; may be repeated")
         ->check(CLI::IsMember(lower_names(idl::_JobState_VALUES_TO_NAMES)));
     verb->add_option("--most", *most, "At most so many")->check(CLI::PositiveNumber)->capture_default_str();
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            return run_list(client, *states, *most, chosen.json);
-        };
-    });
+    add_question(*verb, chosen,
+                 [=, &chosen](ServiceClient& client) { return run_list(client, *states, *most, chosen.json); });
 }
 
 void add_cancel_command(CLI::App& app, Command& chosen) {
     CLI::App* verb = app.add_subcommand("cancel", "Cancel a job; documents that are done stay done");
     auto job_id = std::make_shared<std::string>();
     verb->add_option("JOB", *job_id, "The job's id")->required();
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            print_job(client.get(&idl::FenwickClient::cancelJob, *job_id), chosen.json);
-            return 0;
-        };
+    add_question(*verb, chosen, [=, &chosen](ServiceClient& client) {
+        print_job(client.get(&idl::FenwickClient::cancelJob, *job_id), chosen.json);
+        return 0;
     });
 }
 
@@ -142,13 +128,9 @@ void add_retry_command(CLI::App& app, Command& chosen) {
     auto all = std::make_shared<bool>(false);
     verb->add_option("JOB", *job_id, "The job's id")->required();
     verb->add_flag("--all", *all, "Compute all of its documents again");
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            print_job(client.get(&idl::FenwickClient::retryJob, *job_id, !*all), chosen.json);
-            return 0;
-        };
+    add_question(*verb, chosen, [=, &chosen](ServiceClient& client) {
+        print_job(client.get(&idl::FenwickClient::retryJob, *job_id, !*all), chosen.json);
+        return 0;
     });
 }
 

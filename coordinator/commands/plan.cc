@@ -1,7 +1,6 @@
 #include "coordinator/plan.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "coordinator/score_options.h"
 #include "core/documents.h"
 #include "core/errors.h"
+#include "core/scratch_folder.h"
 #include "core/tokenizer.h"
 #include "worker/model.h"
 
@@ -38,31 +38,11 @@ struct PlanOptions {
     bool bos = false;
 };
 
-/// A folder of our own for tokenised text, gone afterwards.
-class TemporaryFolder {
-public:
-    TemporaryFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "fenwick-plan-XXXXXX").string();
-        if (mkdtemp(name.data()) == nullptr) throw UnavailableError(fmt::format("{}: cannot create", name));
-        path_ = name;
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-    ~TemporaryFolder() {
-        std::error_code error;
-        std::filesystem::remove_all(path_, error);
-    }
-    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
-private:
-    std::filesystem::path path_;
-};
-
 /// Lengths of the good documents; `bad` counts the others.
 std::vector<std::int64_t> document_lengths(const PlanOptions& options, const Model& model, std::int64_t& bad) {
     const std::unique_ptr<Tokenizer> tokenizer =
         resolve_tokenizer(options.tokenizer, options.model, model.vocab_size());
-    const TemporaryFolder work;
+    const ScratchFolder work("fenwick-plan-");
     std::vector<std::int64_t> lengths;
     for (const DocumentRef& document : list_documents(options.inputs)) {
         try {

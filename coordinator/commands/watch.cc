@@ -82,13 +82,8 @@ void add_watch_command(CLI::App& app, Command& chosen) {
     CLI::App* verb = app.add_subcommand("watch", "Follow a job until it is over");
     auto job_id = std::make_shared<std::string>();
     verb->add_option("JOB", *job_id, "The job's id")->required();
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            return run_watch(client, *job_id, chosen.json);
-        };
-    });
+    add_question(*verb, chosen,
+                 [=, &chosen](ServiceClient& client) { return run_watch(client, *job_id, chosen.json); });
 }
 
 void add_logs_command(CLI::App& app, Command& chosen) {
@@ -97,13 +92,8 @@ void add_logs_command(CLI::App& app, Command& chosen) {
     auto follow = std::make_shared<bool>(false);
     verb->add_option("JOB", *job_id, "The job's id")->required();
     verb->add_flag("--follow", *follow, "Go on until the job is over");
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            return run_logs(client, *job_id, *follow, chosen.json);
-        };
-    });
+    add_question(*verb, chosen,
+                 [=, &chosen](ServiceClient& client) { return run_logs(client, *job_id, *follow, chosen.json); });
 }
 
 void add_results_command(CLI::App& app, Command& chosen) {
@@ -114,12 +104,8 @@ void add_results_command(CLI::App& app, Command& chosen) {
     verb->add_option("JOB", *job_id, "The job's id")->required();
     verb->add_option("--output", *folder, "Folder for the files; made if absent")->required();
     verb->add_flag("--no-nll", *no_losses, "Leave the losses of single tokens (nll/) where they are");
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            return run_results(client, *job_id, *folder, !*no_losses, chosen.json);
-        };
+    add_question(*verb, chosen, [=, &chosen](ServiceClient& client) {
+        return run_results(client, *job_id, *folder, !*no_losses, chosen.json);
     });
 }
 

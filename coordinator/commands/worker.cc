@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "coordinator/commands/commands.h"
-#include "coordinator/gang/gang_session.h"
+#include "coordinator/gang/worker.h"
 
 namespace fenwick {
 namespace {

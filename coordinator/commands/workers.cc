@@ -51,27 +51,17 @@ void add_workers_command(CLI::App& app, Command& chosen) {
     CLI::App* verb = app.add_subcommand("workers", "List the coordinator's gangs and their ranks");
     auto all = std::make_shared<bool>(false);
     verb->add_flag("--all", *all, "Those that ended or were lost, too");
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            return run_workers(client, *all, chosen.json);
-        };
-    });
+    add_question(*verb, chosen, [=, &chosen](ServiceClient& client) { return run_workers(client, *all, chosen.json); });
 }
 
 void add_drain_command(CLI::App& app, Command& chosen) {
     CLI::App* verb = app.add_subcommand("drain", "Make a gang save its work, give it back and end");
     auto gang_id = std::make_shared<std::string>();
     verb->add_option("GANG", *gang_id, "The gang's id, as 'fenwick workers' shows it")->required();
-    const auto options = add_client_options(*verb, chosen);
-    verb->callback([=, &chosen] {
-        chosen.run = [=, &chosen] {
-            ServiceClient client(*options);
-            const idl::GangInfo gang = client.get(&idl::FenwickClient::drainWorker, *gang_id);
-            fmt::print("{}\n", chosen.json ? to_text(to_json(gang)) : gang_text(gang, now_ms()));
-            return 0;
-        };
+    add_question(*verb, chosen, [=, &chosen](ServiceClient& client) {
+        const idl::GangInfo gang = client.get(&idl::FenwickClient::drainWorker, *gang_id);
+        fmt::print("{}\n", chosen.json ? to_text(to_json(gang)) : gang_text(gang, now_ms()));
+        return 0;
     });
 }
 

@@ -2,6 +2,7 @@
 #include "coordinator/control/gang_desk.h"
 
 #include <fmt/format.h>
+#include <openssl/crypto.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -29,13 +30,9 @@ milliseconds to_ms(double seconds) {
     return duration_cast<milliseconds>(duration<double>(seconds));
 }
 
-/// Same time for every wrong token.
+/// Same time for every wrong token of that length.
 bool same_secret(const std::string& a, const std::string& b) {
-    unsigned char difference = a.size() == b.size() ? 0 : 1;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-        difference |= static_cast<unsigned char>(a[i] ^ (b.empty() ? '\0' : b[i % b.size()]));
-    }
-    return difference == 0;
+    return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 void check_hello(const idl::Hello& hello, const std::string& token) {
@@ -251,11 +248,7 @@ void GangDesk::left(const std::string& gang_id, std::int32_t rank_number, const 
 void GangDesk::end_lease(Gang& gang, const std::string& reason, bool counts, Errands& errands) {
     if (gang.lease == nullptr) return;
     errands.add([this, lease = gang.lease, reason, counts] { give_up(lease, reason, counts); });
-    gang.lease = nullptr;
-    gang.info.__isset.jobId = false;
-    gang.info.__isset.customId = false;
-    if (gang.info.state == idl::GangState::BUSY) gang.info.state = idl::GangState::IDLE;
-    gang.changed = true;
+    forget_lease(gang);
 }
 
 void GangDesk::lose_gang(Gang& gang, const std::string& reason, Errands& errands) {

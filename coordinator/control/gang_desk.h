@@ -52,6 +52,9 @@ public:
     void tick();
 
 private:
+    /// A disk that was full gets time before it is tried again.
+    static constexpr std::chrono::seconds kDiskPause{2};
+
     struct Rank {
         idl::RankInfo info;
         std::shared_ptr<RankLink> link;  ///< null: not connected
@@ -91,6 +94,7 @@ private:
     void push_releases();
 
     // Under the lock.
+    static void forget_lease(Gang& gang);
     Gang* find(const std::string& gang_id);
     void lose_gang(Gang& gang, const std::string& reason, Errands& errands);
     void end_lease(Gang& gang, const std::string& reason, bool counts, Errands& errands);

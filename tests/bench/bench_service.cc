@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "coordinator/idl/Fenwick.h"
+#include "core/scratch_folder.h"
 
 namespace fenwick::bench {
 namespace {
@@ -193,25 +194,6 @@ void poll(int port, const std::string& job, const Options& options, Clock::time_
     }
 }
 
-class Folder {
-public:
-    Folder() {
-        std::string name = (fs::temp_directory_path() / "fenwick-bench-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), "mkdtemp");
-        path_ = name;
-    }
-    Folder(const Folder&) = delete;
-    Folder& operator=(const Folder&) = delete;
-    ~Folder() {
-        std::error_code ignored;
-        fs::remove_all(path_, ignored);
-    }
-    [[nodiscard]] const fs::path& path() const { return path_; }
-
-private:
-    fs::path path_;
-};
-
 void write_inputs(const fs::path& folder, const Options& options) {
     std::ofstream rows(folder / "rows.jsonl");
     for (int i = 0; i < options.documents; ++i) {
@@ -226,7 +208,7 @@ void write_inputs(const fs::path& folder, const Options& options) {
 }
 
 int run(const Options& options) {
-    const Folder folder;
+    const ScratchFolder folder("fenwick-bench-");
     write_inputs(folder.path(), options);
     const std::string fenwick = options.fenwick.string();
     if (Process({fenwick, "init", "--family", "log_linear_mamba2", "--output", (folder.path() / "model").string(),

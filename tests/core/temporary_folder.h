@@ -1,8 +1,6 @@
 // A folder of its own for one test, removed at the end, and small helpers to fill it.
 #pragma once
 
-#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkdtemp is POSIX
-
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -12,29 +10,16 @@
 #include <string>
 #include <string_view>
 
+#include "core/scratch_folder.h"
+
 namespace fenwick::testing {
 
-class TemporaryFolder {
+class TemporaryFolder : public ScratchFolder {
 public:
-    TemporaryFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "fenwick-test-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = name;
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-    ~TemporaryFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-    [[nodiscard]] std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+    TemporaryFolder() : ScratchFolder("fenwick-test-") {}
     [[nodiscard]] std::int64_t entries() const {
-        return std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator());
+        return std::distance(std::filesystem::directory_iterator(path()), std::filesystem::directory_iterator());
     }
-
-private:
-    std::filesystem::path path_;
 };
 
 inline void put(const std::filesystem::path& path, std::string_view content) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/scratch_folder.h"
 #include "parallel/self_communicator.h"
 #include "parallel/thread_world.h"
 #include "worker/gang.h"
@@ -18,27 +19,16 @@ namespace fenwick::testing {
 
 inline constexpr const char* kFamilies[] = {"log_linear_mamba2", "mamba2", "h_gated_deltanet", "gated_deltanet"};
 
-/// A folder that goes away with the object.
+/// A folder of models that goes away with the object.
 class TemporaryModels {
 public:
-    TemporaryModels() {
-        std::random_device random;
-        root_ = std::filesystem::temp_directory_path() / ("fenwick-models-" + std::to_string(random()));
-    }
-    ~TemporaryModels() {
-        std::error_code ignored;
-        std::filesystem::remove_all(root_, ignored);
-    }
-    TemporaryModels(const TemporaryModels&) = delete;
-    TemporaryModels& operator=(const TemporaryModels&) = delete;
-
-    [[nodiscard]] const std::filesystem::path& root() const { return root_; }
+    [[nodiscard]] const std::filesystem::path& root() const { return folder_.path(); }
 
     /// A model whose weights are large enough for every part to matter in the losses.
     [[nodiscard]] std::filesystem::path make(const std::string& family) const {
         RandomModelOptions options;
         options.family = family;
-        options.output = root_ / family;
+        options.output = folder_ / family;
         options.hidden_size = 64;
         options.layers = 2;
         options.heads = 4;
@@ -50,8 +40,24 @@ public:
         return options.output;
     }
 
+    /// Three heads of sizes that the matrix units take, in `root()`/wide_FAMILY.
+    [[nodiscard]] std::filesystem::path make_wide(const std::string& family) const {
+        RandomModelOptions options;
+        options.family = family;
+        options.output = folder_ / ("wide_" + family);
+        options.hidden_size = 128;
+        options.layers = 2;
+        options.heads = 3;
+        options.head_dim = 64;
+        options.state_size = 64;
+        options.seed = 7;
+        options.initializer_range = 0.1;
+        if (!std::filesystem::exists(options.output)) write_random_model(options);
+        return options.output;
+    }
+
 private:
-    std::filesystem::path root_;
+    ScratchFolder folder_{"fenwick-models-"};
 };
 
 inline std::vector<std::int32_t> random_ids(std::int64_t count, std::int32_t vocab, std::uint64_t seed) {

@@ -58,22 +58,6 @@ Difference difference(const std::vector<float>& got, const std::vector<float>& w
     return d;
 }
 
-/// A model whose heads have sizes that the matrix units take.
-std::shared_ptr<const Model> wide_model(const TemporaryModels& models, const std::string& family) {
-    RandomModelOptions options;
-    options.family = family;
-    options.output = models.root() / ("wide_" + family);
-    options.hidden_size = 128;
-    options.layers = 2;
-    options.heads = 3;
-    options.head_dim = 64;
-    options.state_size = 64;
-    options.seed = 7;
-    options.initializer_range = 0.1;
-    write_random_model(options);
-    return Model::load(options.output);
-}
-
 std::vector<float> score_with(const std::shared_ptr<const Model>& model, const std::vector<std::int32_t>& ids,
                               std::int64_t pass_tokens, Compute compute) {
     SelfCommunicator self;
@@ -118,10 +102,10 @@ TEST_CASE("every family on the GPU agrees with the CPU and does not depend on pa
     const std::int64_t tokens = 4 * kBlockTokens + 3001;
     for (const char* family : kFamilies) {
         DYNAMIC_SECTION(family) {
-            const std::shared_ptr<const Model> model = wide_model(models, family);
+            const std::shared_ptr<const Model> model = Model::load(models.make_wide(family));
             const std::vector<std::int32_t> ids = random_ids(tokens, 256, 11);
             const std::vector<float> cpu = score_with(model, ids, 0, kCpu);
-            const Difference rounded = rounding_difference(models.root() / ("wide_" + std::string(family)), ids);
+            const Difference rounded = rounding_difference(models.make_wide(family), ids);
             for (const Compute compute : {kFp32, kBf16}) {
                 INFO(family << (compute.bf16 ? " in bf16" : " in fp32"));
                 const std::vector<float> whole = score_with(model, ids, 0, compute);
@@ -160,7 +144,7 @@ TEST_CASE("every family on the GPU agrees with the CPU and does not depend on pa
 
 TEST_CASE("a new document on the GPU forgets the last one") {
     const TemporaryModels models;
-    const std::shared_ptr<const Model> model = wide_model(models, "log_linear_mamba2");
+    const std::shared_ptr<const Model> model = Model::load(models.make_wide("log_linear_mamba2"));
     const std::vector<std::int32_t> ids = random_ids(kBlockTokens + 77, 256, 3);
     SelfCommunicator self;
     Gang gang(model, self, 8, kBf16);

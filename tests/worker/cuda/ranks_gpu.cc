@@ -18,22 +18,6 @@ using namespace fenwick::testing;
 
 namespace {
 
-/// Three heads of the sizes that the matrix units take; a convolution of width 4.
-std::shared_ptr<const Model> wide_model(const TemporaryModels& models, const std::string& family) {
-    RandomModelOptions options;
-    options.family = family;
-    options.output = models.root() / ("wide_" + family);
-    options.hidden_size = 128;
-    options.layers = 2;
-    options.heads = 3;
-    options.head_dim = 64;
-    options.state_size = 64;
-    options.seed = 7;
-    options.initializer_range = 0.1;
-    write_random_model(options);
-    return Model::load(options.output);
-}
-
 struct Lists {
     std::vector<std::vector<float>> nodes;  ///< every node of every layer after the last pass
     std::vector<std::vector<float>> conv_rows;
@@ -89,7 +73,7 @@ TEST_CASE("ranks on the GPU give the bytes of one, for every family and uneven p
     const std::int64_t tokens = 11 * kBlockTokens + 2;
     const std::vector<std::int32_t> ids = random_ids(tokens, 256, 13);
     for (const char* family : kFamilies) {
-        const std::shared_ptr<const Model> model = wide_model(models, family);
+        const std::shared_ptr<const Model> model = Model::load(models.make_wide(family));
         for (const cuda::Operand operand : {cuda::Operand::kBf16, cuda::Operand::kFp32}) {
             Lists expected;
             const std::vector<float> want = score_ranks(model, ids, 1, tokens, operand, expected);
