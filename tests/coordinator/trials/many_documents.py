@@ -25,6 +25,7 @@ def body():
         say(f"embedded: {time.time() - begun:.1f} s")
         trial.start_coordinator()
         gangs = [trial.add_gang(f"gang{ranks}", ranks) for ranks in (1, 2, 3)]
+        trial.wait_for_gangs()
         begun = time.time()
         job = trial.submit(path)
         state = trial.wait(job, seconds=3600)

@@ -106,6 +106,16 @@ attempts = {attempts}
         self.gangs.append(gang)
         return gang
 
+    def wait_for_gangs(self, seconds=120):
+        """Until every gang waits for work: on a fast machine the first one would do it all alone."""
+        deadline = time.time() + seconds
+        while time.time() < deadline:
+            idle = {worker["name"] for worker in self.ask("workers") if worker["state"] == "idle"}
+            if idle >= {gang.name for gang in self.gangs}:
+                return
+            time.sleep(0.1)
+        fail(f"only these gangs wait for work after {seconds} s: {idle}")
+
     def stop(self):
         for gang in self.gangs:
             gang.stop()
