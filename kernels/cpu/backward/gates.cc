@@ -162,7 +162,7 @@ void scale_heads_backward(MatrixView<const float> x, MatrixView<const float> fac
                 const float* in = x.row(r) + h * head_dim;
                 const float* d = dy.row(r) + h * head_dim;
                 float* out = d_x.row(r) + h * head_dim;
-                d_factor.row(r)[h] = sum_in_lanes(head_dim, [&](std::int64_t i) { return d[i] * in[i]; });
+                d_factor.row(r)[h] = dot_product(d, in, head_dim);
                 if (accumulate) {
 #pragma GCC ivdep
                     for (std::int64_t i = 0; i < head_dim; ++i) out[i] = __builtin_fmaf(d[i], f, out[i]);
@@ -196,7 +196,7 @@ void add_skip_backward(const float* d, std::int64_t d_count, MatrixView<const fl
             }
             for (std::int64_t h = 0; h < d_count; ++h) {
                 const std::int64_t c = h * per_value;
-                sums.add(h, sum_in_lanes(per_value, [&](std::int64_t i) { return of_y[c + i] * in[c + i]; }));
+                sums.add(h, dot_product(of_y + c, in + c, per_value));
 #pragma GCC ivdep
                 for (std::int64_t i = c; i < c + per_value; ++i) out[i] = d[h] * of_y[i];
             }

@@ -159,7 +159,7 @@ void l2_norm_backward(MatrixView<const float> x, std::int64_t head_dim, float ep
                 const float* d = dy.row(r) + c;
                 float* out = dx.row(r) + c;
                 const float factor = 1.0F / std::sqrt(sum_of_squares(in, head_dim) + eps);
-                const float dot = sum_in_lanes(head_dim, [&](std::int64_t i) { return d[i] * in[i]; }) * factor;
+                const float dot = dot_product(d, in, head_dim) * factor;
                 const float outer = scale * factor;
 #pragma GCC ivdep
                 for (std::int64_t i = 0; i < head_dim; ++i) out[i] = outer * (d[i] - in[i] * factor * dot);
