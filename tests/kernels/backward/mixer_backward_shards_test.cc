@@ -96,7 +96,7 @@ MixerGradientRows sharded_gradients(const MixerCase& c, const std::vector<float>
 TEST_CASE("gradients of a document in shards are those of the whole") {
     for (const TransitionAlgebra algebra : kAlgebras) {
         for (const std::int64_t levels : {0, 15}) {
-            const MixerCase c = testing::random_case({algebra, 2, 1, 6, 5, levels}, 5 * kBlockTokens + 130, 21);
+            const MixerCase c = testing::long_memory_case({algebra, 2, 1, 6, 5, levels}, 5 * kBlockTokens + 130, 21);
             const std::vector<float> d_out = testing::random_d_out(c);
             const MixerGradientRows whole = testing::kernel_gradients(c, d_out);
             const reference::MixerInputs bound = testing::gradient_magnitudes(c, d_out);

@@ -104,8 +104,12 @@ TEST_CASE("reference gradients of the mixers are central differences of the defi
 TEST_CASE("mixer gradients agree with the reference at every length") {
     for (const TransitionAlgebra algebra : kAlgebras) {
         for (const std::int64_t levels : {0, 15}) {
-            for (const std::int64_t tokens : {1, 63, 64, 65, 200, 4096 + 77, 3 * 4096 + 130}) {
-                check_against_reference(testing::random_case(small_shape(algebra, levels), tokens, 7));
+            const MixerShape shape = small_shape(algebra, levels);
+            for (const std::int64_t tokens : {1, 63, 64, 65, 200, 4096 + 77}) {
+                check_against_reference(testing::random_case(shape, tokens, 7));
+            }
+            for (const std::int64_t tokens : {130, 3 * 4096 + 130}) {
+                check_against_reference(testing::long_memory_case(shape, tokens, 7));
             }
         }
     }

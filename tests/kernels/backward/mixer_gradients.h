@@ -54,6 +54,16 @@ inline const std::array<NamedField, 6> kGradientFields = {{
     {"lambda", &MixerGradientRows::lambda, &reference::MixerInputs::lambda},
 }};
 
+/// random_case forgets everything within a block; here states are worth something after several, so that what passes
+/// a whole block (dA, and states carried over nodes) has a share in every gradient.
+inline MixerCase long_memory_case(const MixerShape& shape, std::int64_t tokens, std::uint64_t seed) {
+    MixerCase c = random_case(shape, tokens, seed);
+    for (auto* x : {&c.log_decay, &c.beta}) {
+        for (float& value : *x) value *= 1e-3F;
+    }
+    return c;
+}
+
 inline std::vector<float> random_rows(std::int64_t size, std::uint64_t seed) {
     std::mt19937_64 random(seed);
     std::normal_distribution<float> normal;
