@@ -28,7 +28,7 @@ int bench_threads() {
 
 /// A rows x cols matrix of numbers in (low, high), each page touched.
 struct Rows {
-    Rows(std::int64_t rows, std::int64_t cols, float low, float high) : values(rows * cols), view{} {
+    Rows(std::int64_t rows, std::int64_t cols, float low, float high) : values(rows * cols) {
         view = values.matrix(rows, cols);
         std::uint32_t state = 1;
         for (float& value : values) {

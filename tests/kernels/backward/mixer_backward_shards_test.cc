@@ -115,6 +115,26 @@ TEST_CASE("gradients of a document in shards are those of the whole") {
     }
 }
 
+// Whatever the summary's gradient is: dA of the scalar and diagonal algebras goes to every log decay but these.
+TEST_CASE("a summary's gradient gives nothing to log decays of minus infinity") {
+    for (const TransitionAlgebra algebra : kAlgebras) {
+        MixerCase c = testing::random_case({algebra, 2, 1, 3, 2, 15}, 2 * kBlockTokens, 3);
+        for (std::size_t i = 0; i < c.log_decay.size(); i += 3001) c.log_decay[i] = -INFINITY;
+        const std::vector<float> d_summaries(static_cast<std::size_t>(2 * summary_floats(c.shape)), 1.0F);
+        MixerGradientRows out(c);
+        Buffer<float> workspace(mixer_backward_workspace_floats(c.shape, 2, 1));
+        mixer_block_summaries_backward(c.shape, c.rows(0, c.tokens), 2, d_summaries.data(), out.rows(c, 0, c.tokens), 1,
+                                       workspace.data());
+        for (std::size_t i = 0; i < c.log_decay.size(); ++i) {
+            REQUIRE(std::isfinite(out.log_decay[i]));
+            if (std::isinf(c.log_decay[i])) REQUIRE(out.log_decay[i] == 0.0F);
+            if (algebra != TransitionAlgebra::kMatrix && !std::isinf(c.log_decay[i])) REQUIRE(out.log_decay[i] != 0.0F);
+        }
+        CHECK(std::all_of(out.lambda.begin(), out.lambda.end(), [](float x) { return x == 0.0F; }));
+        CHECK(std::all_of(out.q.begin(), out.q.end(), [](float x) { return x == 0.0F; }));
+    }
+}
+
 // Layers hold q, k and v as column ranges of one matrix, and gradients gather several contributions.
 TEST_CASE("mixer gradients are added to column ranges of wider matrices") {
     for (const TransitionAlgebra algebra : kAlgebras) {
