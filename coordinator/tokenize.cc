@@ -54,13 +54,17 @@ public:
 
     TokenizeReport run() {
         const auto start = std::chrono::steady_clock::now();
-        TokenFileWriter writer(options_.output, {.vocab_size = vocab_size_, .tokenizer = report_.tokenizer});
+        report_.masked = std::any_of(documents_.begin(), documents_.end(),
+                                     [](const DocumentRef& document) { return document.has_targets; });
+        TokenFileWriter writer(
+            options_.output, {.vocab_size = vocab_size_, .tokenizer = report_.tokenizer, .with_mask = report_.masked});
         Progress progress(Progress::choose(options_.silent), std::ssize(documents_));
         for (std::int64_t i = 0; i < std::ssize(documents_); ++i) {
-            const std::unique_ptr<TokenReader> reader = open(documents_[static_cast<std::size_t>(i)], progress);
+            const DocumentRef& document = documents_[static_cast<std::size_t>(i)];
+            const std::unique_ptr<TokenReader> reader = open(document, progress);
             if (reader == nullptr) continue;
-            progress.begin(i, documents_[static_cast<std::size_t>(i)].custom_id, reader->size(), 0);
-            copy(*reader, writer, progress);
+            progress.begin(i, document.custom_id, reader->size(), 0);
+            copy(document, *reader, writer, progress);
         }
         progress.end();
         report_.documents = writer.documents();
@@ -92,7 +96,11 @@ private:
         }
     }
 
-    void copy(const TokenReader& reader, TokenFileWriter& writer, Progress& progress) {
+    void copy(const DocumentRef& document, const TokenReader& reader, TokenFileWriter& writer, Progress& progress) {
+        // Where one document names its targets, of the others every token is one.
+        std::vector<bool> targets;
+        if (document.has_targets) targets = read_targets(document);
+        std::vector<bool> mask;
         for (std::int64_t first = 0; first < reader.size(); first += kStretch) {
             if (const char* signal = stop_requested(); signal != nullptr) {
                 progress.end();
@@ -101,12 +109,19 @@ private:
             }
             ids_.resize(static_cast<std::size_t>(std::min(kStretch, reader.size() - first)));
             reader.read(first, ids_);
-            writer.append(ids_);
+            if (document.has_targets) {
+                const auto from = targets.begin() + first;
+                mask.assign(from, from + std::ssize(ids_));
+            } else if (report_.masked) {
+                mask.assign(ids_.size(), true);
+            }
+            writer.append(ids_, mask);
             progress.advance(first + std::ssize(ids_));
         }
         if (options_.eos_id >= 0) {
             const auto eos = static_cast<std::int32_t>(options_.eos_id);
-            writer.append({&eos, 1});
+            if (report_.masked) mask.assign(1, !document.has_targets);
+            writer.append({&eos, 1}, mask);
         }
         writer.end_document(reader.text_bytes());
     }

@@ -32,6 +32,7 @@ struct TokenizeReport {
     std::int64_t file_bytes = 0;
     std::int64_t vocab_size = 0;
     int id_bytes = 0;
+    bool masked = false;  ///< the file says which tokens are targets
     std::string tokenizer;
     std::string hash;
     double seconds = 0;

@@ -18,9 +18,10 @@ constexpr const char* kFooter =
     "  fenwick tokenize --output train.tokens book.txt more.jsonl\n"
     "  fenwick tokenize --output train.tokens --tokenizer tokenizer.model --eos 2 documents.jsonl\n"
     "\n"
-    "Inputs are those of 'fenwick score'. A bad document is named on stderr and left out; the exit code is then 3. "
-    "The\n"
-    "file appears whole or not at all.";
+    "Inputs are those of 'fenwick score'. A .jsonl row with \"tokens\" may also have \"targets\": the places in it "
+    "that\n"
+    "the loss is taken of. A bad document is named on stderr and left out; the exit code is then 3. The file appears\n"
+    "whole or not at all.";
 
 void print_json(const TokenizeReport& report, const TokenizeOptions& options) {
     nlohmann::ordered_json json;
@@ -33,6 +34,7 @@ void print_json(const TokenizeReport& report, const TokenizeOptions& options) {
     json["text_bytes"] = report.text_bytes >= 0 ? nlohmann::ordered_json(report.text_bytes) : nullptr;
     json["vocab_size"] = report.vocab_size;
     json["id_bytes"] = report.id_bytes;
+    json["masked"] = report.masked;
     json["file_bytes"] = report.file_bytes;
     json["tokenizer"] = report.tokenizer;
     json["hash"] = report.hash;

@@ -115,6 +115,25 @@ TEST_CASE("tokenize takes SentencePiece models") {
     CHECK_FALSE(documents[0].empty());
 }
 
+TEST_CASE("tokenize keeps what rows say of their targets") {
+    const TemporaryFolder folder;
+    write_file(folder / "rows.jsonl",
+               "{\"custom_id\": \"a\", \"tokens\": [5, 6, 7], \"targets\": [2]}\n"
+               "{\"custom_id\": \"b\", \"tokens\": [8, 9]}\n"
+               "{\"custom_id\": \"c\", \"targets\": [0, 4], \"tokens\": [1, 1, 1, 1]}\n");
+    const Finished run = run_program({"tokenize", "--json", "--vocab", "12", "--eos", "11", "--output",
+                                      (folder / "t").string(), (folder / "rows.jsonl").string()});
+    INFO(run.err);
+    CHECK(run.code == 3);  // c names a token that it does not have
+    CHECK(run.err.find("field \"targets\": expected places below 4") != std::string::npos);
+    CHECK(nlohmann::json::parse(run.out).at("masked") == true);
+    CHECK(documents_of(folder / "t") == std::vector<std::vector<std::int32_t>>{{5, 6, 7, 11}, {8, 9, 11}});
+    const TokenFile file = TokenFile::open(folder / "t");
+    std::vector<bool> targets;
+    for (std::int64_t i = 0; i < file.tokens(); ++i) targets.push_back(file.is_target(i));
+    CHECK(targets == std::vector<bool>{false, false, true, false, true, true, true});
+}
+
 TEST_CASE("tokenize leaves bad documents out and says so") {
     const TemporaryFolder folder;
     write_file(folder / "rows.jsonl",
