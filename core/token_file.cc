@@ -1,261 +1,299 @@
 #include "core/token_file.h"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
-#include <random>
-#include <system_error>
+#include <limits>
+#include <string_view>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "core/errors.h"
+#include "core/json.h"
 #include "core/map_pages.h"
 
 namespace fenwick {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "raw token files are little-endian and read as memory");
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and read as memory");
 
-constexpr std::int64_t kScanTokens = std::int64_t{1} << 20;
+constexpr std::array<char, 8> kMagic = {'F', 'W', 'T', 'O', 'K', 'E', 'N', 'S'};
+constexpr std::uint32_t kVersion = 1;
+constexpr std::int64_t kAlignment = 8;
+constexpr std::int64_t kMaxVocab = std::numeric_limits<std::int32_t>::max();
 
-template <class T>
-[[noreturn]] void throw_outside(const std::string& name, std::int64_t position, T value, std::int64_t vocab_size) {
-    throw DataError(fmt::format(
-        "{}: token {} is {}, outside the vocabulary of {} ids (0 to {}); was it made with another tokenizer?", name,
-        position, value, vocab_size, vocab_size - 1));
+struct Header {
+    std::array<char, 8> magic = kMagic;
+    std::uint32_t version = kVersion;
+    std::uint32_t id_bytes = 0;
+    std::int64_t vocab_size = 0;
+    std::int64_t documents = 0;
+    std::int64_t tokens = 0;
+    std::int64_t text_bytes = 0;
+    std::int64_t mask_offset = 0;
+    std::int64_t table_offset = 0;
+    std::int64_t file_bytes = 0;
+    std::array<char, 64> tokenizer{};
+    std::array<char, 24> zero{};
+    std::array<char, 32> hash{};
+};
+constexpr std::int64_t kHeaderBytes = 192;
+constexpr std::size_t kHashedHeaderBytes = kHeaderBytes - sizeof(Header::hash);
+static_assert(sizeof(Header) == kHeaderBytes && std::is_trivially_copyable_v<Header>);
+
+std::span<const std::byte> hashed_bytes(const Header& header) {
+    return std::as_bytes(std::span(&header, 1)).first(kHashedHeaderBytes);
 }
 
-void check_range(const std::string& name, std::int64_t size, std::int64_t first, std::size_t count) {
-    if (first < 0 || first > size || static_cast<std::int64_t>(count) > size - first) {
-        throw InternalError(fmt::format("{}: read of tokens [{}, +{}), but there are {}", name, first, count, size));
+std::int64_t aligned(std::int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+int width_of(std::int64_t vocab_size) {
+    if (vocab_size <= (1 << 8)) return 1;
+    return vocab_size <= (1 << 16) ? 2 : 4;
+}
+
+class HeaderCheck {
+public:
+    HeaderCheck(const std::filesystem::path& path, std::int64_t size) : path_(path.string()), size_(size) {}
+
+    template <class Expected, class Found>
+    [[noreturn]] void fail(std::string_view field, const Expected& expected, const Found& found) const {
+        throw DataError(fmt::format("{}: field \"{}\": expected {}, found {}", path_, field, expected, found));
     }
-}
-
-template <class T>
-T load(const std::byte* at, bool swap) {
-    std::array<std::byte, sizeof(T)> raw{};
-    std::memcpy(raw.data(), at, sizeof(T));
-    if (swap) std::reverse(raw.begin(), raw.end());
-    return std::bit_cast<T>(raw);
-}
-
-/// The id as 64 bits; a negative one becomes huge, so that one comparison sees both ends of the vocabulary.
-template <class T>
-std::uint64_t widen(T id) {
-    if constexpr (std::is_signed_v<T>) {
-        return static_cast<std::uint64_t>(std::int64_t{id});
-    } else {
-        return id;
+    void number(std::string_view field, std::int64_t found, std::int64_t least, std::int64_t most) const {
+        if (found < least || found > most) fail(field, fmt::format("a number in [{}, {}]", least, most), found);
     }
-}
+    void exactly(std::string_view field, std::int64_t found, std::int64_t expected) const {
+        if (found != expected) fail(field, expected, found);
+    }
 
-/// Converts `out.size()` integers at `in`; returns the index of the first one outside [0, vocab), or -1.
+    void all(const Header& header) const {
+        if (header.magic != kMagic) {
+            throw DataError(fmt::format("{}: is no token file: expected {} as its first bytes, found {}", path_,
+                                        in_quotes({kMagic.data(), kMagic.size()}),
+                                        in_quotes({header.magic.data(), header.magic.size()})));
+        }
+        exactly("version", header.version, kVersion);
+        number("vocab_size", header.vocab_size, 1, kMaxVocab);
+        if (header.id_bytes != 1 && header.id_bytes != 2 && header.id_bytes != 4) {
+            fail("id_bytes", "1, 2 or 4", header.id_bytes);
+        }
+        // A first look at the size: a file that was cut is named as such before its counts are doubted.
+        if (header.file_bytes != size_) {
+            throw DataError(fmt::format("{}: field \"file_bytes\": expected {}, the size of the file, found {}{}",
+                                        path_, size_, header.file_bytes,
+                                        header.file_bytes > size_ ? "; the file was cut" : ""));
+        }
+        // With these two bounds none of the sums below leaves 64 bits.
+        number("tokens", header.tokens, 0, size_ / header.id_bytes);
+        number("documents", header.documents, 0, size_ / kAlignment);
+        number("text_bytes", header.text_bytes, -1, std::numeric_limits<std::int64_t>::max());
+        std::int64_t end = aligned(kHeaderBytes + header.tokens * header.id_bytes);
+        if (header.mask_offset != 0) {
+            exactly("mask_offset", header.mask_offset, end);
+            end = aligned(end + (header.tokens + 7) / 8);
+        }
+        exactly("table_offset", header.table_offset, end);
+        end += (header.documents + 1) * static_cast<std::int64_t>(sizeof(std::int64_t));
+        exactly("file_bytes", header.file_bytes, end);
+    }
+
+    void table(std::span<const std::int64_t> table, std::int64_t tokens) const {
+        if (table.front() != 0) fail("table[0]", 0, table.front());
+        for (std::size_t i = 1; i < table.size(); ++i) {
+            if (table[i] < table[i - 1] || table[i] > tokens) {
+                fail(fmt::format("table[{}]", i), fmt::format("a token in [{}, {}]", table[i - 1], tokens), table[i]);
+            }
+        }
+        if (table.back() != tokens) {
+            fail(fmt::format("table[{}]", table.size() - 1), fmt::format("{}, the number of tokens", tokens),
+                 table.back());
+        }
+    }
+
+private:
+    std::string path_;
+    std::int64_t size_;
+};
+
+/// Widens `out.size()` ids at `in`; the index of the first one outside the vocabulary, or -1.
 template <class T>
-std::int64_t convert(const std::byte* in, bool swap, std::int64_t vocab_size, std::span<std::int32_t> out) {
-    const auto limit = static_cast<std::uint64_t>(vocab_size);
+std::int64_t widen(const std::byte* in, std::int64_t vocab_size, std::span<std::int32_t> out) {
+    const T* ids = reinterpret_cast<const T*>(in);  // aligned: the map starts at a page, the ids at byte 192
     bool bad = false;
     for (std::size_t i = 0; i < out.size(); ++i) {
-        const std::uint64_t id = widen(load<T>(in + i * sizeof(T), swap));
-        bad |= id >= limit;
-        out[i] = static_cast<std::int32_t>(id);
+        bad |= static_cast<std::int64_t>(ids[i]) >= vocab_size;
+        out[i] = static_cast<std::int32_t>(ids[i]);
     }
     if (!bad) return -1;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-        if (widen(load<T>(in + i * sizeof(T), swap)) >= limit) return static_cast<std::int64_t>(i);
-    }
-    return -1;
+    const T* first = std::find_if(ids, ids + out.size(), [&](T id) { return std::int64_t{id} >= vocab_size; });
+    return first - ids;
 }
 
 template <class T>
-class ArrayReader final : public TokenReader {
-public:
-    ArrayReader(MappedFile file, const NpyHeader& layout, TokenArrayOptions options)
-        : file_(std::move(file)), layout_(layout), options_(std::move(options)) {
-        if (options_.check_ids) check_all();
+void narrow(std::span<const std::int32_t> ids, std::vector<std::byte>& out) {
+    out.resize(ids.size() * sizeof(T));
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const T id = static_cast<T>(ids[i]);
+        std::memcpy(out.data() + i * sizeof(T), &id, sizeof(T));
     }
-    [[nodiscard]] std::int64_t size() const override { return layout_.count; }
-    [[nodiscard]] std::int64_t text_bytes() const override { return options_.text_bytes; }
-    void read(std::int64_t first, std::span<std::int32_t> out) const override {
-        check_range(options_.name, layout_.count, first, out.size());
-        if (out.empty()) return;
-        file_.check_not_cut();
-        const std::int64_t offset = layout_.data_offset + first * static_cast<std::int64_t>(sizeof(T));
-        const std::byte* in = file_.bytes().data() + offset;
-        const std::int64_t bad = convert<T>(in, layout_.big_endian, options_.vocab_size, out);
-        if (bad >= 0) {
-            throw_outside(options_.name, first + bad,
-                          +load<T>(in + bad * static_cast<std::int64_t>(sizeof(T)), layout_.big_endian),
-                          options_.vocab_size);
-        }
-        forget_pages(file_, offset, static_cast<std::int64_t>(out.size() * sizeof(T)));
-    }
-
-private:
-    void check_all() const {
-        std::vector<std::int32_t> ids(static_cast<std::size_t>(std::min(kScanTokens, layout_.count)));
-        for (std::int64_t first = 0; first < layout_.count; first += kScanTokens) {
-            read(first, std::span(ids).first(static_cast<std::size_t>(std::min(kScanTokens, layout_.count - first))));
-        }
-    }
-
-    MappedFile file_;
-    NpyHeader layout_;
-    TokenArrayOptions options_;
-};
-
-void copy_bytes(const char* in, std::span<std::int32_t> out) {
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(in[i]);
-}
-
-void check_ids(const std::string& name, std::int64_t first, std::span<const std::int32_t> ids,
-               std::int64_t vocab_size) {
-    const auto bad = std::find_if(ids.begin(), ids.end(), [&](std::int32_t id) { return id < 0 || id >= vocab_size; });
-    if (bad != ids.end()) throw_outside(name, first + (bad - ids.begin()), *bad, vocab_size);
-}
-
-class MappedBytes final : public TokenReader {
-public:
-    MappedBytes(MappedFile file, std::int64_t vocab_size) : file_(std::move(file)), vocab_size_(vocab_size) {}
-    [[nodiscard]] std::int64_t size() const override { return file_.size(); }
-    [[nodiscard]] std::int64_t text_bytes() const override { return file_.size(); }
-    void read(std::int64_t first, std::span<std::int32_t> out) const override {
-        check_range(file_.path().string(), file_.size(), first, out.size());
-        if (out.empty()) return;
-        file_.check_not_cut();
-        copy_bytes(reinterpret_cast<const char*>(file_.bytes().data()) + first, out);
-        if (vocab_size_ < 256) check_ids(file_.path().string(), first, out, vocab_size_);
-        forget_pages(file_, first, static_cast<std::int64_t>(out.size()));
-    }
-
-private:
-    MappedFile file_;
-    std::int64_t vocab_size_;
-};
-
-class TextBytes final : public TokenReader {
-public:
-    TextBytes(std::string text, std::string name, std::int64_t vocab_size)
-        : text_(std::move(text)), name_(std::move(name)), vocab_size_(vocab_size) {}
-    [[nodiscard]] std::int64_t size() const override { return std::ssize(text_); }
-    [[nodiscard]] std::int64_t text_bytes() const override { return std::ssize(text_); }
-    void read(std::int64_t first, std::span<std::int32_t> out) const override {
-        check_range(name_, size(), first, out.size());
-        copy_bytes(text_.data() + first, out);
-        if (vocab_size_ < 256) check_ids(name_, first, out, vocab_size_);
-    }
-
-private:
-    std::string text_;
-    std::string name_;
-    std::int64_t vocab_size_;
-};
-
-class PrependedToken final : public TokenReader {
-public:
-    PrependedToken(std::int32_t id, std::unique_ptr<TokenReader> rest) : id_(id), rest_(std::move(rest)) {}
-    [[nodiscard]] std::int64_t size() const override { return rest_->size() + 1; }
-    [[nodiscard]] std::int64_t text_bytes() const override { return rest_->text_bytes(); }
-    void read(std::int64_t first, std::span<std::int32_t> out) const override {
-        if (out.empty()) return;
-        if (first != 0) return rest_->read(first - 1, out);
-        out.front() = id_;
-        rest_->read(0, out.subspan(1));
-    }
-
-private:
-    std::int32_t id_;
-    std::unique_ptr<TokenReader> rest_;
-};
-
-std::filesystem::path new_token_file(const std::filesystem::path& folder) {
-    std::random_device random;
-    const auto name = fmt::format("tokens-{}-{:08x}{:08x}.i32", ::getpid(), random(), random());
-    return (folder.empty() ? std::filesystem::temp_directory_path() : folder) / name;
 }
 
 }  // namespace
 
-std::unique_ptr<TokenReader> open_token_array(MappedFile file, const NpyHeader& layout,
-                                              const TokenArrayOptions& options) {
-    const auto make = [&]<class T>(T /*type*/) -> std::unique_ptr<TokenReader> {
-        return std::make_unique<ArrayReader<T>>(std::move(file), layout, options);
-    };
-    switch (layout.element_bytes * (layout.is_signed ? -1 : 1)) {
-        case 1:
-            return make(std::uint8_t{});
-        case 2:
-            return make(std::uint16_t{});
-        case 4:
-            return make(std::uint32_t{});
-        case 8:
-            return make(std::uint64_t{});
-        case -1:
-            return make(std::int8_t{});
-        case -2:
-            return make(std::int16_t{});
-        case -4:
-            return make(std::int32_t{});
-        case -8:
-            return make(std::int64_t{});
-        default:
-            throw InternalError(fmt::format("{}: integers of {} bytes", options.name, layout.element_bytes));
+TokenFile TokenFile::open(const std::filesystem::path& path) {
+    TokenFile file(MappedFile::open(path));
+    const std::span<const std::byte> bytes = file.file_.bytes();
+    if (file.file_.size() < kHeaderBytes) {
+        throw DataError(fmt::format("{}: is no token file: expected a header of {} bytes, found {} bytes",
+                                    path.string(), kHeaderBytes, bytes.size()));
     }
+    Header header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const HeaderCheck check(path, file.file_.size());
+    check.all(header);
+    file.id_bytes_ = static_cast<int>(header.id_bytes);
+    file.vocab_size_ = header.vocab_size;
+    file.documents_ = header.documents;
+    file.tokens_ = header.tokens;
+    file.text_bytes_ = header.text_bytes;
+    const std::string_view tokenizer(header.tokenizer.data(), header.tokenizer.size());
+    file.tokenizer_ = tokenizer.substr(0, tokenizer.find('\0'));
+    file.hash_.assign(header.hash.data(), header.hash.size());
+    file.ids_ = bytes.data() + kHeaderBytes;
+    if (header.mask_offset != 0) {
+        file.mask_ = reinterpret_cast<const std::uint8_t*>(bytes.data() + header.mask_offset);
+    }
+    file.table_ = reinterpret_cast<const std::int64_t*>(bytes.data() + header.table_offset);
+    check.table({file.table_, static_cast<std::size_t>(file.documents_ + 1)}, file.tokens_);
+    return file;
 }
 
-NpyHeader raw_token_layout(const MappedFile& file, int element_bytes, bool is_signed) {
-    if (file.size() % element_bytes != 0) {
+void TokenFile::read(std::int64_t first, std::span<std::int32_t> out) const {
+    if (first < 0 || first > tokens_ || std::ssize(out) > tokens_ - first) {
+        throw InternalError(
+            fmt::format("{}: read of tokens [{}, +{}), but there are {}", path().string(), first, out.size(), tokens_));
+    }
+    if (out.empty()) return;
+    file_.check_not_cut();
+    const std::byte* in = ids_ + first * id_bytes_;
+    const std::int64_t bad = id_bytes_ == 1   ? widen<std::uint8_t>(in, vocab_size_, out)
+                             : id_bytes_ == 2 ? widen<std::uint16_t>(in, vocab_size_, out)
+                                              : widen<std::uint32_t>(in, vocab_size_, out);
+    if (bad < 0) return;
+    throw DataError(fmt::format("{}: token {}: expected an id in [0, {}), found {}", path().string(), first + bad,
+                                vocab_size_, static_cast<std::uint32_t>(out[static_cast<std::size_t>(bad)])));
+}
+
+void TokenFile::verify() const {
+    constexpr std::int64_t kStretch = std::int64_t{16} << 20;
+    Hasher hasher;
+    for (std::int64_t first = kHeaderBytes; first < file_.size(); first += kStretch) {
+        file_.check_not_cut();
+        const std::int64_t size = std::min(kStretch, file_.size() - first);
+        hasher.update(file_.bytes().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(size)));
+        forget_pages(file_, first, size);
+    }
+    hasher.update(file_.bytes().first(kHashedHeaderBytes));
+    if (const std::string found = hasher.hex(); found != hash_) {
         throw DataError(
-            fmt::format("{}: {} bytes are no whole number of {}-byte token ids; name the width in the file name "
-                        "(.u8.bin, .u16.bin, .u32.bin, "
-                        ".i32.bin; .bin alone is 32 bits)",
-                        file.path().string(), file.size(), element_bytes));
-    }
-    NpyHeader layout;
-    layout.element_bytes = element_bytes;
-    layout.is_signed = is_signed;
-    layout.count = file.size() / element_bytes;
-    return layout;
-}
-
-std::unique_ptr<TokenReader> open_byte_tokens(MappedFile file, std::int64_t vocab_size) {
-    return std::make_unique<MappedBytes>(std::move(file), vocab_size);
-}
-
-std::unique_ptr<TokenReader> make_byte_tokens(std::string text, std::string name, std::int64_t vocab_size) {
-    return std::make_unique<TextBytes>(std::move(text), std::move(name), vocab_size);
-}
-
-std::unique_ptr<TokenReader> prepend_token(std::int32_t id, std::unique_ptr<TokenReader> rest) {
-    return std::make_unique<PrependedToken>(id, std::move(rest));
-}
-
-TokenFileWriter::TokenFileWriter(const std::filesystem::path& folder, std::string name, std::int64_t vocab_size)
-    : name_(std::move(name)), vocab_size_(vocab_size), file_(AppendFile::create(new_token_file(folder))) {}
-
-TokenFileWriter::~TokenFileWriter() {
-    std::error_code error;
-    if (!std::filesystem::remove(file_.path(), error) && error) {
-        spdlog::warn("{}: cannot remove the token file: {}", file_.path().string(), error.message());
+            fmt::format("{}: field \"hash\": expected {}, the hash of the content, found {}; the file is damaged",
+                        path().string(), found, in_quotes(hash_)));
     }
 }
 
-void TokenFileWriter::append(std::span<const std::int32_t> ids) {
-    check_ids(name_, count_, ids, vocab_size_);
-    file_.append(std::as_bytes(ids));
-    count_ += std::ssize(ids);
+TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, TokenFileOptions options)
+    : path_(path), options_(std::move(options)), id_bytes_(width_of(options_.vocab_size)), file_(path) {
+    if (options_.vocab_size < 1 || options_.vocab_size > kMaxVocab) {
+        throw UsageError(fmt::format("{}: vocabulary: expected a size in [1, {}], found {}", path.string(), kMaxVocab,
+                                     options_.vocab_size));
+    }
+    if (options_.tokenizer.size() > sizeof(Header::tokenizer)) {
+        throw InternalError(
+            fmt::format("{}: identity of a tokenizer of {} bytes", path.string(), options_.tokenizer.size()));
+    }
+    // Takes the header's place until all is known; of a file that was cut off here nothing remains.
+    const std::vector<std::byte> nothing(kHeaderBytes);
+    file_.write(nothing);
+    size_ = kHeaderBytes;
 }
 
-std::unique_ptr<TokenReader> TokenFileWriter::finish(std::int64_t text_bytes) {
-    // The map outlives the name, which the writer takes away: nothing is left behind even by a killed reader.
-    MappedFile map = MappedFile::open(file_.path(), EmptyFile::kAllow);
-    const NpyHeader layout = raw_token_layout(map, sizeof(std::int32_t), true);
-    return open_token_array(std::move(map), layout, {name_, vocab_size_, text_bytes, false});
+void TokenFileWriter::append(std::span<const std::int32_t> ids, const std::vector<bool>& targets) {
+    if (options_.with_mask != !targets.empty() && !ids.empty()) {
+        throw InternalError(
+            fmt::format("{}: a mask is {}", path_.string(), options_.with_mask ? "missing" : "not wanted"));
+    }
+    if (options_.with_mask && targets.size() != ids.size()) {
+        throw InternalError(fmt::format("{}: {} mask bits for {} tokens", path_.string(), targets.size(), ids.size()));
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] < 0 || ids[i] >= options_.vocab_size) {
+            throw DataError(fmt::format("{}: token {} of document {}: expected an id in [0, {}), found {}",
+                                        path_.string(), tokens_ + static_cast<std::int64_t>(i) - table_.back(),
+                                        documents(), options_.vocab_size, ids[i]));
+        }
+    }
+    if (id_bytes_ == 1) {
+        narrow<std::uint8_t>(ids, narrow_);
+    } else if (id_bytes_ == 2) {
+        narrow<std::uint16_t>(ids, narrow_);
+    } else {
+        narrow<std::uint32_t>(ids, narrow_);
+    }
+    write(narrow_);
+    if (options_.with_mask) mask_.resize(static_cast<std::size_t>((tokens_ + std::ssize(ids) + 7) / 8));
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        const auto token = static_cast<std::size_t>(tokens_) + i;
+        if (targets[i]) mask_[token / 8] = static_cast<std::uint8_t>(mask_[token / 8] | (1U << (token % 8)));
+    }
+    tokens_ += std::ssize(ids);
+}
+
+void TokenFileWriter::end_document(std::int64_t text_bytes) {
+    table_.push_back(tokens_);
+    text_bytes_ = text_bytes_ < 0 || text_bytes < 0 ? -1 : text_bytes_ + text_bytes;
+}
+
+void TokenFileWriter::write(std::span<const std::byte> bytes) {
+    file_.write(bytes);
+    hasher_.update(bytes);
+    size_ += std::ssize(bytes);
+}
+
+void TokenFileWriter::pad() {
+    const std::array<std::byte, kAlignment> zeros{};
+    write(std::span(zeros).first(static_cast<std::size_t>(aligned(size_) - size_)));
+}
+
+std::string TokenFileWriter::commit() {
+    if (table_.back() != tokens_)
+        throw InternalError(fmt::format("{}: the last document was not ended", path_.string()));
+    Header header;
+    pad();
+    if (options_.with_mask) {
+        header.mask_offset = size_;
+        write(std::as_bytes(std::span(mask_)));
+        pad();
+    }
+    header.table_offset = size_;
+    write(std::as_bytes(std::span(table_)));
+    header.id_bytes = static_cast<std::uint32_t>(id_bytes_);
+    header.vocab_size = options_.vocab_size;
+    header.documents = documents();
+    header.tokens = tokens_;
+    header.text_bytes = text_bytes_;
+    header.file_bytes = size_;
+    std::copy(options_.tokenizer.begin(), options_.tokenizer.end(), header.tokenizer.begin());
+    hasher_.update(hashed_bytes(header));
+    std::string hash = hasher_.hex();
+    std::copy(hash.begin(), hash.end(), header.hash.begin());
+    file_.overwrite(0, std::as_bytes(std::span(&header, 1)));
+    file_.commit();
+    return hash;
 }
 
 }  // namespace fenwick
