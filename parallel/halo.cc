@@ -16,14 +16,6 @@ void check_shape(const char* name, const MatrixView<const float>& view, std::int
         fmt::format("halo: {}: expected [{}, {}], found [{}, {}]", name, rows, cols, view.rows, view.cols));
 }
 
-void copy_rows(const MatrixView<const float>& from, const MatrixView<float>& to) {
-    for (std::int64_t r = 0; r < from.rows; ++r) std::copy_n(from.row(r), from.cols, to.row(r));
-}
-
-void zero_rows(const MatrixView<float>& view) {
-    for (std::int64_t r = 0; r < view.rows; ++r) std::fill_n(view.row(r), view.cols, 0.0F);
-}
-
 /// Rows [first, first + H) for one target, cut where their owner changes. `starts` [P + 1]: first row of each rank.
 void plan_target(HaloPlan& plan, const std::vector<std::int64_t>& starts, std::int64_t first, int to, bool to_carried) {
     const std::int64_t end = first + plan.halo_rows;
