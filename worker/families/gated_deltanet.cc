@@ -6,6 +6,8 @@
 // gate.
 #include <cmath>
 
+#include "kernels/backward/gates.h"
+#include "kernels/backward/norm.h"
 #include "kernels/gates.h"
 #include "kernels/norm.h"
 #include "worker/families/families.h"
@@ -51,15 +53,15 @@ public:
         query_scale_ = log_linear ? 1.0F : 1.0F / std::sqrt(static_cast<float>(key_dim));
     }
 
-    MixerInputs gates(MatrixView<float> projected, MatrixView<float> convolved, Arena& /*arena*/,
+    MixerInputs gates(MatrixView<float> gate_rows, MatrixView<float> convolved, Arena& /*arena*/,
                       int threads) const override {
         const std::int64_t heads = shape_.heads;
         const MatrixView<float> q = convolved.col_range(0, keys_);
         const MatrixView<float> k = convolved.col_range(keys_, keys_);
         l2_norm(q, shape_.key_dim, kL2Epsilon, query_scale_, q, threads);
         l2_norm(k, shape_.key_dim, kL2Epsilon, 1.0F, k, threads);
-        const MatrixView<float> a = projected.col_range(gates_first_, heads);
-        const MatrixView<float> b = projected.col_range(gates_first_ + heads, heads);
+        const MatrixView<float> a = gate_rows.col_range(0, heads);
+        const MatrixView<float> b = gate_rows.col_range(heads, heads);
         delta_gates({dt_bias_.data(), a_log_.data(), negative_eigenvalues_}, a, b, a, b, threads);
         MixerInputs inputs;
         inputs.q = q;
@@ -68,7 +70,7 @@ public:
         inputs.log_decay = a;
         inputs.beta = b;
         if (shape_.log_linear()) {
-            const MatrixView<float> dl = projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels);
+            const MatrixView<float> dl = gate_rows.col_range(2 * heads, heads * shape_.levels);
             level_scales(level_scale_.data(), dl, dl, threads);
             inputs.lambda = dl;
         }
@@ -77,9 +79,57 @@ public:
 
     void read_out(MatrixView<const float> projected, MatrixView<const float> /*convolved*/, MatrixView<float> o,
                   int threads) const override {
-        const GroupNorm norm{shape_.value_dim, norm_.data(), shape_.value_dim, norm_eps_};
-        if (!use_gate_) return group_rms_norm(o, norm, o, threads);
-        gated_rms_norm(o, projected.col_range(2 * keys_ + values_, values_), norm, true, o, threads);
+        if (!use_gate_) return group_rms_norm(o, output_norm(), o, threads);
+        gated_rms_norm(o, projected.col_range(2 * keys_ + values_, values_), output_norm(), true, o, threads);
+    }
+
+    void read_out_backward(MatrixView<const float> projected, MatrixView<const float> /*convolved*/,
+                           MatrixView<float> o, MatrixView<float> d_y, MatrixView<float> d_projected,
+                           MatrixView<float> /*d_convolved*/, Gradients& gradients, Arena& arena,
+                           int threads) const override {
+        float* workspace = arena.take(norm_backward_workspace_floats(values_));
+        float* d_norm = gradients.of(norm_.data());
+        if (!use_gate_) return group_rms_norm_backward(o, output_norm(), d_y, d_y, d_norm, threads, workspace);
+        const std::int64_t gate = 2 * keys_ + values_;
+        gated_rms_norm_backward(o, projected.col_range(gate, values_), output_norm(), true, d_y, d_y,
+                                d_projected.col_range(gate, values_), d_norm, threads, workspace);
+    }
+
+    [[nodiscard]] MixerGradients input_gradients(MatrixView<float> d_projected, MatrixView<float> d_convolved,
+                                                 Arena& /*arena*/) const override {
+        const std::int64_t heads = shape_.heads;
+        zero_rows(d_convolved);
+        zero_rows(d_projected.col_range(gates_first_, gate_columns()));
+        MixerGradients inputs;
+        inputs.q = d_convolved.col_range(0, keys_);
+        inputs.k = d_convolved.col_range(keys_, keys_);
+        inputs.v = d_convolved.col_range(2 * keys_, values_);
+        inputs.log_decay = d_projected.col_range(gates_first_, heads);
+        inputs.beta = d_projected.col_range(gates_first_ + heads, heads);
+        if (shape_.log_linear()) {
+            inputs.lambda = d_projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels);
+        }
+        return inputs;
+    }
+
+    void gates_backward(MatrixView<const float> projected, MatrixView<const float> convolved,
+                        const MixerGradients& inputs, MatrixView<float> /*d_projected*/,
+                        MatrixView<float> /*d_convolved*/, Gradients& gradients, Arena& arena,
+                        int threads) const override {
+        const std::int64_t heads = shape_.heads;
+        l2_norm_backward(convolved.col_range(0, keys_), shape_.key_dim, kL2Epsilon, query_scale_, inputs.q, inputs.q,
+                         threads);
+        l2_norm_backward(convolved.col_range(keys_, keys_), shape_.key_dim, kL2Epsilon, 1.0F, inputs.k, inputs.k,
+                         threads);
+        float* workspace =
+            arena.take(gates_backward_workspace_floats(heads * std::max(shape_.levels, kGateParameters)));
+        delta_gates_backward({dt_bias_.data(), a_log_.data(), negative_eigenvalues_},
+                             projected.col_range(gates_first_, heads), projected.col_range(gates_first_ + heads, heads),
+                             inputs.log_decay, inputs.beta, inputs.log_decay, inputs.beta,
+                             gradients.of(dt_bias_.data()), gradients.of(a_log_.data()), threads, workspace);
+        if (!shape_.log_linear()) return;
+        level_scales_backward(level_scale_.data(), projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels),
+                              inputs.lambda, inputs.lambda, gradients.of(level_scale_.data()), threads, workspace);
     }
 
     [[nodiscard]] MixerSteps steps() const override {
@@ -97,7 +147,30 @@ public:
         return steps;
     }
 
+    void list_parameters(const ParameterList& list) override {
+        const std::int64_t heads = shape_.heads;
+        list.add_stacked(in_proj_, {{"q_proj", keys_},
+                                    {"k_proj", keys_},
+                                    {"v_proj", values_},
+                                    {"g_proj", use_gate_ ? values_ : 0},
+                                    {"a_proj", heads},
+                                    {"b_proj", heads},
+                                    {"l_proj", heads * shape_.levels}});
+        list_convolutions(list);
+        list.add("dt_bias", {heads}, dt_bias_.data(), false);
+        list.add("A_log", {heads}, a_log_.data(), false);
+        if (shape_.log_linear()) list.add("L", {heads, shape_.levels}, level_scale_.data(), false);
+        list.add("o_norm.weight", {shape_.value_dim}, norm_.data(), false);
+        list.add_linear("o_proj", out_proj_);
+    }
+
 private:
+    static constexpr std::int64_t kGateParameters = 2;  // dt_bias and A_log, a value a head
+
+    [[nodiscard]] GroupNorm output_norm() const {
+        return {shape_.value_dim, norm_.data(), shape_.value_dim, norm_eps_};
+    }
+
     void load_projections(const WeightReader& weights, std::int64_t hidden) {
         const std::int64_t heads = shape_.heads;
         use_gate_ = weights.config().get_bool("use_gate", true);
@@ -125,9 +198,8 @@ private:
         load_convolution(weights, "v_conv1d", 2 * keys_, values_, bias);
     }
 
-    std::int64_t keys_ = 0;         // key_heads * d_k
-    std::int64_t values_ = 0;       // heads * d_v
-    std::int64_t gates_first_ = 0;  // column of a
+    std::int64_t keys_ = 0;    // key_heads * d_k
+    std::int64_t values_ = 0;  // heads * d_v
     bool use_gate_ = true;
     bool negative_eigenvalues_ = false;
     float norm_eps_ = 1e-6F;
@@ -143,8 +215,10 @@ LayerParts gated_deltanet_layer(const WeightReader& layer, bool log_linear) {
     const std::int64_t hidden = config.require_int("hidden_size");
     require_silu(config);
     LayerParts parts;
-    parts.mixer_norm = layer.load("attn_norm.weight", {hidden});
-    parts.mixer = std::make_unique<GatedDeltaMixer>(layer.under("attn."), log_linear);
+    parts.mixer_norm_name = "attn_norm.weight";
+    parts.mixer_norm = layer.load(parts.mixer_norm_name, {hidden});
+    parts.mixer_prefix = "attn.";
+    parts.mixer = std::make_unique<GatedDeltaMixer>(layer.under(parts.mixer_prefix), log_linear);
     parts.mlp_norm = layer.load("mlp_norm.weight", {hidden});
     parts.mlp = std::make_unique<GatedMlp>(layer.under("mlp."), hidden, config.get_int("hidden_ratio", 4),
                                            config.get_int("intermediate_size", 0));
