@@ -99,6 +99,19 @@ void TomlTable::read_files(const std::string& key, std::vector<fs::path>& paths)
     }
 }
 
+void TomlTable::read_numbers(const std::string& key, std::vector<double>& values) {
+    const toml::node* node = find(key);
+    if (node == nullptr) return;
+    const toml::array* array = node->as_array();
+    if (array == nullptr) fail(key, "a list of numbers");
+    values.clear();
+    for (const toml::node& each : *array) {
+        const auto number = each.value<double>();
+        if (!number) fail(key, "a list of numbers");
+        values.push_back(*number);
+    }
+}
+
 TomlTable TomlTable::under(const std::string& key) {
     const toml::node* node = find(key);
     if (node != nullptr && !node->is_table()) fail(key, "a table");

@@ -38,6 +38,8 @@ public:
     /// Paths as those of a single one.
     void read_files(const std::string& key, std::vector<std::filesystem::path>& paths);
 
+    void read_numbers(const std::string& key, std::vector<double>& values);
+
     [[nodiscard]] TomlTable under(const std::string& key);
     /// The tables of [[KEY]]; null where there are none.
     [[nodiscard]] const toml::array* tables(const std::string& key);
