@@ -158,7 +158,7 @@ Plan make_plan(const Model& model, const PlanRequest& request) {
     }
     plan.pass_tokens =
         request.pass_tokens == kUnlimitedPass ? plan.longest : std::min(request.pass_tokens, plan.longest);
-    plan.weight_bytes = model.parameters() * static_cast<std::int64_t>(sizeof(float));
+    plan.weight_bytes = model.parameter_count() * static_cast<std::int64_t>(sizeof(float));
     plan.link = request.link;
     const double head = model.head_flops_per_token();
     const PassTotals totals = plan_exchange(plan, costs, head, level_cost(model));

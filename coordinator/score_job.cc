@@ -266,7 +266,7 @@ ScoreReport ScoreJob::finish() {
     Manifest manifest;
     manifest.identity = identity_;
     manifest.family = model_->family();
-    manifest.parameters = model_->parameters();
+    manifest.parameters = model_->parameter_count();
     manifest.ranks = ranks_;
     manifest.pass_tokens = passes_.pass_tokens;
     manifest.documents = report_.documents;

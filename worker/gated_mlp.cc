@@ -37,4 +37,9 @@ void GatedMlp::forward(MatrixView<const float> x, MatrixView<float> residual, Ar
     }
 }
 
+void GatedMlp::list_parameters(const ParameterList& list) {
+    list.add_stacked(gate_up_, {{"gate_proj", down_.inputs}, {"up_proj", down_.inputs}});
+    list.add_linear("down_proj", down_);
+}
+
 }  // namespace fenwick

@@ -5,6 +5,7 @@
 
 #include "core/tensor.h"
 #include "worker/arena.h"
+#include "worker/training/parameters.h"
 #include "worker/weights.h"
 
 namespace fenwick {
@@ -23,6 +24,9 @@ public:
 
     /// residual += mlp(x), both [rows, hidden]; rows start at a block of the document.
     void forward(MatrixView<const float> x, MatrixView<float> residual, Arena& arena, int threads) const;
+
+    /// gate_proj, up_proj and down_proj.
+    void list_parameters(const ParameterList& list);
 
 private:
     Linear gate_up_;  // gate's outputs, then up's

@@ -56,6 +56,10 @@ LayerCost cost_of(const LayerParts& layer, std::int64_t hidden) {
 }  // namespace
 
 std::shared_ptr<const Model> Model::load(const std::filesystem::path& folder) {
+    return load_for_training(folder);
+}
+
+std::shared_ptr<Model> Model::load_for_training(const std::filesystem::path& folder) {
     const ConfigReader config = ConfigReader::open(folder / "config.json");
     const Family& family = find_family(config.require_string("model_type"), config.source());
     require_absent(config, "attnres_block_size", "attention residuals");
@@ -73,7 +77,7 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& folder) {
 
     Checkpoint checkpoint = Checkpoint::open(folder);
     model->hash_ = hash_of(config, checkpoint);
-    model->parameters_ = checkpoint.parameters();
+    model->parameter_count_ = checkpoint.parameters();
     const WeightReader root(checkpoint, config, "");
     const WeightReader body = root.under(family.prefix);
     model->embeddings_ = body.load("embeddings.weight", {model->vocab_size_, model->hidden_});
@@ -95,6 +99,26 @@ std::shared_ptr<const Model> Model::load(const std::filesystem::path& folder) {
                       unused.begin() + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(unused.size()), 20), ", "));
     }
     return model;
+}
+
+std::vector<Parameter> Model::parameters() {
+    const Family& family = find_family(family_, "model");
+    std::vector<Parameter> all;
+    const ParameterList root(all);
+    const ParameterList body = root.under(family.prefix);
+    body.add("embeddings.weight", {vocab_size_, hidden_}, embeddings_.data(), false);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+        LayerParts& parts = layers_[i];
+        const ParameterList layer = body.under("layers." + std::to_string(i) + ".");
+        layer.add(parts.mixer_norm_name, {hidden_}, parts.mixer_norm.data(), false);
+        parts.mixer->list_parameters(layer.under(parts.mixer_prefix));
+        if (parts.mlp == nullptr) continue;
+        layer.add("mlp_norm.weight", {hidden_}, parts.mlp_norm.data(), false);
+        parts.mlp->list_parameters(layer.under("mlp."));
+    }
+    body.add(family.final_norm, {hidden_}, final_norm_.data(), false);
+    if (lm_head_.size() > 0) root.add("lm_head.weight", {vocab_size_, hidden_}, lm_head_.data(), true);
+    return all;
 }
 
 std::int64_t Model::trained_tokens() const {

@@ -1,4 +1,5 @@
-// A model in memory: configuration, weights in fp32, and its layers. Read-only once loaded; thread ranks share it.
+// A model in memory: configuration, weights in fp32, and its layers. Read-only once loaded, and shared by thread ranks,
+// unless it was loaded for training.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,16 @@ public:
     /// (model_type) or an option that is not supported, DataError for tensors that are missing, damaged or of another
     /// shape than the configuration says. Tensors that nothing reads are listed in a warning.
     [[nodiscard]] static std::shared_ptr<const Model> load(const std::filesystem::path& folder);
+    /// The same, to be changed through `parameters`. `hash` stays that of what was loaded.
+    [[nodiscard]] static std::shared_ptr<Model> load_for_training(const std::filesystem::path& folder);
+
+    /// Every tensor that was loaded, in the order of computation, embeddings first; lm_head last, unless it is tied.
+    [[nodiscard]] std::vector<Parameter> parameters();
 
     [[nodiscard]] const std::string& family() const { return family_; }  ///< model_type: "log_linear_mamba2", ...
     [[nodiscard]] std::int64_t vocab_size() const { return vocab_size_; }
     [[nodiscard]] std::int64_t hidden_size() const { return hidden_; }
-    [[nodiscard]] std::int64_t parameters() const { return parameters_; }
+    [[nodiscard]] std::int64_t parameter_count() const { return parameter_count_; }
     [[nodiscard]] std::int32_t bos_id() const { return bos_id_; }    ///< -1: config.json has none
     [[nodiscard]] const std::string& hash() const { return hash_; }  ///< of configuration and weights
     [[nodiscard]] float norm_eps() const { return norm_eps_; }
@@ -57,7 +63,7 @@ private:
     std::string hash_;
     std::int64_t vocab_size_ = 0;
     std::int64_t hidden_ = 0;
-    std::int64_t parameters_ = 0;
+    std::int64_t parameter_count_ = 0;
     std::int32_t bos_id_ = -1;
     float norm_eps_ = 0.0F;
     std::vector<LayerParts> layers_;

@@ -22,9 +22,21 @@ void TokenMixer::load_convolution(const WeightReader& weights, const std::string
                                   std::int64_t channels, bool with_bias) {
     const Buffer<float> loaded = weights.load(name + ".weight", {channels, 1, conv_width_});
     std::copy(loaded.begin(), loaded.end(), conv_weight_.data() + first_channel * conv_width_);
+    loaded_convolutions_.push_back({name, first_channel, channels});
     if (!with_bias) return;
     const Buffer<float> bias = weights.load(name + ".bias", {channels});
     std::copy(bias.begin(), bias.end(), conv_bias_.data() + first_channel);
+}
+
+void TokenMixer::list_convolutions(const ParameterList& list) {
+    for (const LoadedConvolution& each : loaded_convolutions_) {
+        list.add(each.name + ".weight", {each.channels, 1, conv_width_},
+                 conv_weight_.data() + each.first_channel * conv_width_, true);
+    }
+    if (conv_bias_.size() == 0) return;
+    for (const LoadedConvolution& each : loaded_convolutions_) {
+        list.add(each.name + ".bias", {each.channels}, conv_bias_.data() + each.first_channel, false);
+    }
 }
 
 }  // namespace fenwick

@@ -10,11 +10,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "kernels/convolution.h"
 #include "kernels/mixer.h"
 #include "worker/arena.h"
 #include "worker/mixer_steps.h"
+#include "worker/training/parameters.h"
 #include "worker/weights.h"
 
 namespace fenwick {
@@ -47,23 +50,34 @@ public:
     /// The parameters of both steps.
     [[nodiscard]] virtual MixerSteps steps() const = 0;
 
+    /// All trainable tensors by their names in the checkpoint; those of one buffer follow each other in its order.
+    virtual void list_parameters(const ParameterList& list) = 0;
+
 protected:
     /// Depthwise weights [channels, 1, width] (or [channels, width]) of one convolution, into rows [first_channel,
     /// ...).
     void set_convolution(std::int64_t first_column, std::int64_t channels, std::int64_t width, bool with_bias);
     void load_convolution(const WeightReader& weights, const std::string& name, std::int64_t first_channel,
                           std::int64_t channels, bool with_bias);
+    /// The convolutions that were loaded, in the order of their channels: their weights, then their biases.
+    void list_convolutions(const ParameterList& list);
 
     MixerShape shape_;
     Linear in_proj_;
     Linear out_proj_;
 
 private:
+    struct LoadedConvolution {
+        std::string name;
+        std::int64_t first_channel = 0;
+        std::int64_t channels = 0;
+    };
     std::int64_t conv_first_ = 0;
     std::int64_t conv_channels_ = 0;
     std::int64_t conv_width_ = 1;
     Buffer<float> conv_weight_;  // [channels, width]
     Buffer<float> conv_bias_;    // [channels] or empty
+    std::vector<LoadedConvolution> loaded_convolutions_;
 };
 
 }  // namespace fenwick

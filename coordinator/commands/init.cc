@@ -20,12 +20,12 @@ int run_init(const RandomModelOptions& options, bool json) {
         report["status"] = "completed";
         report["output"] = options.output.string();
         report["family"] = model->family();
-        report["parameters"] = model->parameters();
+        report["parameters"] = model->parameter_count();
         report["model_hash"] = model->hash();
         fmt::print("{}\n", report.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     } else {
         fmt::print("{}: a random {} model of {} parameters, hash {}\n", options.output.string(), model->family(),
-                   model->parameters(), model->hash());
+                   model->parameter_count(), model->hash());
     }
     return 0;
 }

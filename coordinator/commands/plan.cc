@@ -94,7 +94,7 @@ int run_plan(const PlanOptions& options, bool json) {
                               {"seconds_on_a_machine_per_rank", seconds / static_cast<double>(busy)}};
         fmt::print("{}\n", report.dump());
     } else {
-        fmt::print("model        {}, {} parameters\n{}", model->family(), model->parameters(), to_text(plan));
+        fmt::print("model        {}, {} parameters\n{}", model->family(), model->parameter_count(), to_text(plan));
         fmt::print(
             "time         about {} on this machine ({} cores, sgemm {:.0f} GFLOP/s, the model at {:.0f} % of it)",
             duration_text(seconds), cores, rate / 1e9, 100 * kModelEfficiency);

@@ -20,7 +20,7 @@ ModelFacts read_model(const fs::path& path) {
     facts.path = path;
     facts.hash = model->hash();
     facts.family = model->family();
-    facts.parameters = model->parameters();
+    facts.parameters = model->parameter_count();
     facts.vocab_size = model->vocab_size();
     facts.bos_id = model->bos_id();
     facts.trained_tokens = model->trained_tokens();

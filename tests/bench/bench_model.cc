@@ -86,8 +86,8 @@ void bench_mixers(int threads, double sgemm) {
 void bench_model(const std::shared_ptr<const Model>& model, const std::vector<std::int64_t>& lengths, int threads,
                  double sgemm) {
     fmt::print("\n{:<44} {:>10} {:>10} {:>9} {:>9} {:>12}\n",
-               fmt::format("whole model, {} M parameters, scoring", model->parameters() / 1000000), "tokens", "seconds",
-               "GFLOP/s", "of sgemm", "us a token");
+               fmt::format("whole model, {} M parameters, scoring", model->parameter_count() / 1000000), "tokens",
+               "seconds", "GFLOP/s", "of sgemm", "us a token");
     for (const std::int64_t tokens : lengths) {
         const std::vector<std::int32_t> ids = testing::random_ids(tokens, 256, 1);
         SelfCommunicator self;

@@ -97,7 +97,7 @@ bool bench_model(Communicator& world, const std::filesystem::path& folder, std::
     Scored alone;
     if (first) {
         fmt::print("{}, {:.0f} M parameters, T {}, passes of {} tokens a rank; medians of {}\n", model->family(),
-                   static_cast<double>(model->parameters()) / 1e6, tokens, share, runs);
+                   static_cast<double>(model->parameter_count()) / 1e6, tokens, share, runs);
         SelfCommunicator self;
         Gang gang(model, self, 1, compute);
         alone = score_runs(gang, ids, share, runs);

@@ -35,7 +35,7 @@ TEST_CASE("plan of equal power-of-two shards sends one summary a round") {
     REQUIRE(plan.layers.size() == 1);
     const LayerCost cost = model->layer_costs().front();
     CHECK(plan.layers[0].bytes_sent_per_rank_and_pass == 4 * cost.summary_bytes + cost.halo_bytes);
-    CHECK(plan.weight_bytes == 4 * model->parameters());
+    CHECK(plan.weight_bytes == 4 * model->parameter_count());
     // 32 = 16 * log2(16) / 2 states enter the 16 blocks.
     const double states = 32.0 * 4096;
     CHECK(plan.flops == Approx(16 * 4096 * (cost.flops_per_token + model->head_flops_per_token()) +

@@ -90,7 +90,7 @@ GpuModel::GpuModel(const Model& model, Operand operand, cudaStream_t stream)
 
 std::int64_t gpu_weight_bytes(const Model& model, Operand operand) {
     // Vectors are fp32 whatever the operand, but there are few of them.
-    return model.parameters() * (operand == Operand::kBf16 ? 2 : 4);
+    return model.parameter_count() * (operand == Operand::kBf16 ? 2 : 4);
 }
 
 }  // namespace fenwick::cuda

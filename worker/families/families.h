@@ -13,7 +13,9 @@ namespace fenwick {
 
 /// What a layer is made of. x += mixer(norm(x)); then, where there is one, x += mlp(norm(x)).
 struct LayerParts {
-    Buffer<float> mixer_norm;  ///< [hidden]
+    std::string mixer_norm_name;  ///< of its tensor in the checkpoint
+    Buffer<float> mixer_norm;     ///< [hidden]
+    std::string mixer_prefix;     ///< of the mixer's tensors: "mixer." or "attn."
     std::unique_ptr<TokenMixer> mixer;
     Buffer<float> mlp_norm;  ///< [hidden], empty without an MLP
     std::unique_ptr<GatedMlp> mlp;

@@ -97,6 +97,23 @@ public:
         return steps;
     }
 
+    void list_parameters(const ParameterList& list) override {
+        const std::int64_t heads = shape_.heads;
+        list.add_stacked(in_proj_, {{"q_proj", keys_},
+                                    {"k_proj", keys_},
+                                    {"v_proj", values_},
+                                    {"g_proj", use_gate_ ? values_ : 0},
+                                    {"a_proj", heads},
+                                    {"b_proj", heads},
+                                    {"l_proj", heads * shape_.levels}});
+        list_convolutions(list);
+        list.add("dt_bias", {heads}, dt_bias_.data(), false);
+        list.add("A_log", {heads}, a_log_.data(), false);
+        if (shape_.log_linear()) list.add("L", {heads, shape_.levels}, level_scale_.data(), false);
+        list.add("o_norm.weight", {shape_.value_dim}, norm_.data(), false);
+        list.add_linear("o_proj", out_proj_);
+    }
+
 private:
     void load_projections(const WeightReader& weights, std::int64_t hidden) {
         const std::int64_t heads = shape_.heads;
@@ -143,8 +160,10 @@ LayerParts gated_deltanet_layer(const WeightReader& layer, bool log_linear) {
     const std::int64_t hidden = config.require_int("hidden_size");
     require_silu(config);
     LayerParts parts;
-    parts.mixer_norm = layer.load("attn_norm.weight", {hidden});
-    parts.mixer = std::make_unique<GatedDeltaMixer>(layer.under("attn."), log_linear);
+    parts.mixer_norm_name = "attn_norm.weight";
+    parts.mixer_norm = layer.load(parts.mixer_norm_name, {hidden});
+    parts.mixer_prefix = "attn.";
+    parts.mixer = std::make_unique<GatedDeltaMixer>(layer.under(parts.mixer_prefix), log_linear);
     parts.mlp_norm = layer.load("mlp_norm.weight", {hidden});
     parts.mlp = std::make_unique<GatedMlp>(layer.under("mlp."), hidden, config.get_int("hidden_ratio", 4),
                                            config.get_int("intermediate_size", 0));

@@ -103,6 +103,18 @@ public:
         return steps;
     }
 
+    void list_parameters(const ParameterList& list) override {
+        const std::int64_t heads = shape_.heads;
+        list.add_linear("in_proj", in_proj_);
+        list_convolutions(list);
+        list.add("dt_bias", {heads}, dt_bias_.data(), false);
+        list.add("A_log", {heads}, a_log_.data(), false);
+        list.add("D", {skip_.size()}, skip_.data(), false);
+        if (shape_.log_linear()) list.add("L", {heads, shape_.levels}, level_scale_.data(), false);
+        if (norm_.size() > 0) list.add("norm.weight", {inner_}, norm_.data(), false);
+        list.add_linear("out_proj", out_proj_);
+    }
+
 private:
     [[nodiscard]] std::int64_t dt_first() const { return inner_ + conv_channels(); }
 
@@ -133,8 +145,10 @@ LayerParts mamba2_layer(const WeightReader& layer, bool log_linear) {
     const ConfigReader& config = layer.config();
     const std::int64_t hidden = config.require_int("hidden_size");
     LayerParts parts;
-    parts.mixer_norm = layer.load(log_linear ? "mixer_norm.weight" : "norm.weight", {hidden});
-    parts.mixer = std::make_unique<Mamba2Mixer>(layer.under("mixer."), log_linear);
+    parts.mixer_norm_name = log_linear ? "mixer_norm.weight" : "norm.weight";
+    parts.mixer_norm = layer.load(parts.mixer_norm_name, {hidden});
+    parts.mixer_prefix = "mixer.";
+    parts.mixer = std::make_unique<Mamba2Mixer>(layer.under(parts.mixer_prefix), log_linear);
     if (log_linear) {
         parts.mlp_norm = layer.load("mlp_norm.weight", {hidden});
         parts.mlp = std::make_unique<GatedMlp>(layer.under("mlp."), hidden, 4, 0);
