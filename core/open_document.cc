@@ -11,7 +11,7 @@
 #include "core/jsonl.h"
 #include "core/map_pages.h"
 #include "core/npy.h"
-#include "core/token_file.h"
+#include "core/token_readers.h"
 
 namespace fenwick {
 namespace {
@@ -45,7 +45,7 @@ const Tokenizer& tokenizer_of(const DocumentOptions& options) {
 }
 
 std::unique_ptr<TokenReader> tokenise(std::string_view text, const std::string& name, const DocumentOptions& options) {
-    TokenFileWriter writer(options.work_folder, name, options.vocab_size);
+    TokenSpool writer(options.work_folder, name, options.vocab_size);
     options.tokenizer->encode(text, name, [&](std::span<const std::int32_t> ids) { writer.append(ids); });
     return writer.finish(static_cast<std::int64_t>(text.size()));
 }
@@ -86,7 +86,7 @@ std::unique_ptr<TokenReader> open_row(const DocumentRef& document, const Documen
     const MappedFile file = MappedFile::open(document.source);
     const std::string name = name_of(document);
     if (document.content == DocumentContent::kJsonTokens) {
-        TokenFileWriter writer(options.work_folder, name, options.vocab_size);
+        TokenSpool writer(options.work_folder, name, options.vocab_size);
         (void)read_row(document, file, [&](std::span<const std::int32_t> ids) { writer.append(ids); });
         return writer.finish(-1);
     }

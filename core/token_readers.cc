@@ -1,4 +1,4 @@
-#include "core/token_file.h"
+#include "core/token_readers.h"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -235,23 +235,23 @@ std::unique_ptr<TokenReader> prepend_token(std::int32_t id, std::unique_ptr<Toke
     return std::make_unique<PrependedToken>(id, std::move(rest));
 }
 
-TokenFileWriter::TokenFileWriter(const std::filesystem::path& folder, std::string name, std::int64_t vocab_size)
+TokenSpool::TokenSpool(const std::filesystem::path& folder, std::string name, std::int64_t vocab_size)
     : name_(std::move(name)), vocab_size_(vocab_size), file_(AppendFile::create(new_token_file(folder))) {}
 
-TokenFileWriter::~TokenFileWriter() {
+TokenSpool::~TokenSpool() {
     std::error_code error;
     if (!std::filesystem::remove(file_.path(), error) && error) {
         spdlog::warn("{}: cannot remove the token file: {}", file_.path().string(), error.message());
     }
 }
 
-void TokenFileWriter::append(std::span<const std::int32_t> ids) {
+void TokenSpool::append(std::span<const std::int32_t> ids) {
     check_ids(name_, count_, ids, vocab_size_);
     file_.append(std::as_bytes(ids));
     count_ += std::ssize(ids);
 }
 
-std::unique_ptr<TokenReader> TokenFileWriter::finish(std::int64_t text_bytes) {
+std::unique_ptr<TokenReader> TokenSpool::finish(std::int64_t text_bytes) {
     // The map outlives the name, which the writer takes away: nothing is left behind even by a killed reader.
     MappedFile map = MappedFile::open(file_.path(), EmptyFile::kAllow);
     const NpyHeader layout = raw_token_layout(map, sizeof(std::int32_t), true);
