@@ -91,11 +91,13 @@ void read_schedule(TomlTable table, Schedule& schedule) {
     table.refuse_others();
 }
 
-void read_validation(TomlTable table, ValidationSettings& validation) {
+void read_validation(TomlTable table, const DataSettings& data, ValidationSettings& validation) {
     if (table.raw() == nullptr) return;
     table.read_files("files", validation.files);
     if (validation.files.empty()) table.fail("files", "token files ('fenwick tokenize' makes them)");
     table.read("every_steps", validation.every_steps, 1, kMost);
+    validation.sequence_tokens = data.sequence_tokens;
+    table.read("sequence_tokens", validation.sequence_tokens, 1, kMostTokens);
     table.read("batches", validation.batches, 1, kMost);
     table.read("by_position", validation.by_position);
     table.refuse_others();
@@ -111,7 +113,7 @@ TrainConfig read_train_config(const fs::path& file) {
     read_data(top.under("data"), config.training.data);
     read_optimizer(top.under("optimizer"), config.training.optimizer, config.training.schedule);
     read_schedule(top.under("schedule"), config.training.schedule);
-    read_validation(top.under("validation"), config.training.validation);
+    read_validation(top.under("validation"), config.training.data, config.training.validation);
     TomlTable objective = top.under("objective");
     objective.read("z_loss", config.training.z_loss, 0.0, 1.0);
     objective.refuse_others();

@@ -113,6 +113,7 @@ every_steps = 5
 [validation]
 files = ["v"]
 every_steps = 25
+sequence_tokens = 16384
 batches = 3
 by_position = true
 )");
@@ -139,6 +140,7 @@ by_position = true
     CHECK(config.log_steps == 5);
     CHECK(training.validation.files.size() == 1);
     CHECK(training.validation.every_steps == 25);
+    CHECK(training.validation.sequence_tokens == 16384);
     CHECK(training.validation.batches == 3);
     CHECK(training.validation.by_position);
 }

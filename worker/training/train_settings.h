@@ -30,8 +30,9 @@ struct OptimizerSettings {
 struct ValidationSettings {
     std::vector<std::filesystem::path> files;  ///< none: no validation
     std::int64_t every_steps = 0;
-    std::int64_t batches = 1;  ///< micro-batches, as training's; always the first ones of the files' order
-    bool by_position = false;  ///< also the loss of positions [2^k, 2^(k+1)) in their sequences
+    std::int64_t sequence_tokens = 4096;  ///< longer documents are cut
+    std::int64_t batches = 1;             ///< micro-batches, as training's; always the first ones of the files' order
+    bool by_position = false;             ///< also the loss of positions [2^k, 2^(k+1)) in their sequences
 };
 
 struct TrainSettings {
