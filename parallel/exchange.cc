@@ -61,17 +61,23 @@ struct InMessage {
 
 class Executor {
 public:
-    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, NodeSummaries own)
+    /// `tape` may be null.
+    Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, NodeSummaries own, ExchangeTape* tape)
         : memory_(memory),
-          joiner_(memory.summaries()),
+          tape_(tape),
+          joiner_(memory.summaries(), tape != nullptr ? &tape->formed : nullptr),
           floats_(own.floats()),
           prefix_(own.floats(), schedule.shard(memory.rank()).first),
           group_(std::move(own)) {}
 
-    /// Joins with the group are left for when it is needed next: the entering nodes do not wait for them.
+    /// Joins with the group are left for when it is needed: the entering nodes do not wait for them.
     void run(int number, const ExchangeRound& round) {
-        bring_group_up_to_date();
+        if (std::any_of(round.sends.begin(), round.sends.end(),
+                        [](const ListSend& send) { return send.list == HeldList::kGroup; })) {
+            bring_group_up_to_date();
+        }
         SummaryMemory& lists = memory_.summaries();
+        ExchangeTape::Round record{number, tape_ != nullptr ? tape_->formed.size() : 0, {}, {}};
         std::vector<OutMessage> out;
         std::vector<SendOp> sends;
         out.reserve(round.sends.size());
@@ -79,6 +85,7 @@ public:
             const NodeSummaries& list = send.list == HeldList::kGroup ? group_ : tail_;
             check_list("list to send", list, send.blocks, floats_);
             sends.push_back({send.to, out.emplace_back(list, lists).bytes});
+            record.sent.push_back({send.to, list});
         }
         std::vector<InMessage> in;
         std::vector<RecvOp> recvs;
@@ -88,9 +95,12 @@ public:
         }
         if (!sends.empty() || !recvs.empty()) memory_.exchange(number, sends, recvs);
         for (std::size_t i = 0; i < in.size(); ++i) {
-            use(round.receives[i].use, in[i].unpack(round.receives[i].blocks, floats_, lists));
+            NodeSummaries list = in[i].unpack(round.receives[i].blocks, floats_, lists);
+            record.received.push_back({round.receives[i].from, list});
+            use(round.receives[i].use, std::move(list));
         }
-        tail_joins_group_ = round.tail_joins_group;
+        tail_joins_group_ = tail_joins_group_ || round.tail_joins_group;
+        if (tape_ != nullptr && !(sends.empty() && recvs.empty())) tape_->rounds.push_back(std::move(record));
     }
 
     [[nodiscard]] NodeSummaries entering(const NodeSummaries& carried_in) { return joiner_.join(carried_in, prefix_); }
@@ -127,6 +137,7 @@ private:
     }
 
     ExchangeMemory& memory_;
+    ExchangeTape* tape_;
     NodeJoiner joiner_;
     std::vector<NodeSummaries> before_group_;  ///< received, not yet joined with the group
     std::vector<NodeSummaries> after_group_;
@@ -137,28 +148,17 @@ private:
     NodeSummaries tail_;    ///< of the ranks after its full group, until it joins `group_`
 };
 
-class HostExchange final : public ExchangeMemory {
-public:
-    HostExchange(Communicator& comm, const CombineFunction& combine) : comm_(comm), summaries_(combine) {}
-    [[nodiscard]] SummaryMemory& summaries() override { return summaries_; }
-    [[nodiscard]] int rank() const override { return comm_.rank(); }
-    [[nodiscard]] int size() const override { return comm_.size(); }
-    void exchange(int /*round*/, std::span<const SendOp> sends, std::span<const RecvOp> recvs) override {
-        comm_.exchange(sends, recvs);
-    }
-
-private:
-    Communicator& comm_;
-    HostSummaries summaries_;
-};
-
 }  // namespace
 
 ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& memory, NodeSummaries own_cover,
-                            const NodeSummaries& carried_in, const std::function<void()>& on_entering) {
+                            const NodeSummaries& carried_in, const std::function<void()>& on_entering,
+                            ExchangeTape* tape) {
     if (schedule.ranks() != memory.size()) {
         throw InternalError(
             fmt::format("exchange: the schedule is for {} ranks, the world has {}", schedule.ranks(), memory.size()));
+    }
+    if (tape != nullptr && schedule.brings_end) {
+        throw InternalError("exchange: a tape needs a schedule without the end list (make_entering_schedule)");
     }
     const std::int64_t floats = carried_in.floats();
     check_list("carried-in list", carried_in, schedule.carried_in(), floats);
@@ -170,11 +170,13 @@ ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& me
     const std::ptrdiff_t rounds_to_entering =
         std::find_if(rounds.rbegin(), rounds.rend(), brings_prefix).base() - rounds.begin();
     check_list("own cover", own_cover, schedule.shard(memory.rank()), floats);
-    Executor executor(memory, schedule, std::move(own_cover));
+    if (tape != nullptr) *tape = {memory.rank(), memory.size(), own_cover, {}, {}, {}};
+    Executor executor(memory, schedule, std::move(own_cover), tape);
     ExchangeResult result;
     const auto enter_after = [&](std::ptrdiff_t done) {
         if (done != rounds_to_entering) return;
         result.entering = executor.entering(carried_in);
+        if (tape != nullptr) tape->entering = result.entering;
         if (on_entering) on_entering();
     };
     enter_after(0);
@@ -182,14 +184,14 @@ ExchangeResult run_exchange(const ExchangeSchedule& schedule, ExchangeMemory& me
         executor.run(static_cast<int>(round), rounds[static_cast<std::size_t>(round)]);
         enter_after(round + 1);
     }
-    result.end = owned(executor.end(carried_in), memory.summaries());
+    if (schedule.brings_end) result.end = owned(executor.end(carried_in), memory.summaries());
     return result;
 }
 
 ExchangeResult run_exchange(const ExchangeSchedule& schedule, Communicator& comm, NodeSummaries own_cover,
-                            const NodeSummaries& carried_in, const CombineFunction& combine) {
+                            const NodeSummaries& carried_in, const CombineFunction& combine, ExchangeTape* tape) {
     HostExchange memory(comm, combine);
-    return run_exchange(schedule, memory, std::move(own_cover), carried_in);
+    return run_exchange(schedule, memory, std::move(own_cover), carried_in, nullptr, tape);
 }
 
 }  // namespace fenwick

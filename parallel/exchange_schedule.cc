@@ -21,15 +21,58 @@ public:
         const auto ranks = boundaries.size() - 1;
         schedule_.boundaries = std::move(boundaries);
         schedule_.rounds.assign(ranks, std::vector<ExchangeRound>(std::bit_width(ranks - 1)));
+        messages_.resize(schedule_.rounds.front().size());
+        for (int round = 0; round < schedule_.round_count(); ++round) swap_groups(round);
+        spread_tails();
+    }
+
+    /// Leaves out what no prefix depends on: from the last round back, a rank's group or tail is needed when it is
+    /// sent, or joined with a needed group, later on. Prefixes are always needed.
+    void drop_what_serves_the_end() {
+        schedule_.brings_end = false;
+        std::vector<bool> group_needed(schedule_.rounds.size());
+        std::vector<bool> tail_needed(schedule_.rounds.size());
+        for (int round = schedule_.round_count() - 1; round >= 0; --round) {
+            for (std::size_t rank = 0; rank < schedule_.rounds.size(); ++rank) {
+                bool& joins = schedule_.rounds[rank][static_cast<std::size_t>(round)].tail_joins_group;
+                joins = joins && group_needed[rank];
+                if (joins) tail_needed[rank] = true;
+            }
+            std::vector<Message>& messages = messages_[static_cast<std::size_t>(round)];
+            std::erase_if(messages, [&](const Message& each) {
+                const auto to = static_cast<std::size_t>(each.to);
+                if (each.use == ListUse::kBeforePrefixAndGroup) return false;
+                return each.use == ListUse::kAfterGroup ? !group_needed[to] : !tail_needed[to];
+            });
+            for (const Message& each : messages) {
+                if (each.use == ListUse::kAsTail) tail_needed[static_cast<std::size_t>(each.to)] = false;
+            }
+            for (const Message& each : messages) {
+                (each.list == HeldList::kGroup ? group_needed : tail_needed)[static_cast<std::size_t>(each.from)] =
+                    true;
+            }
+        }
     }
 
     ExchangeSchedule build() && {
-        for (int round = 0; round < schedule_.round_count(); ++round) swap_groups(round);
-        spread_tails();
+        for (int round = 0; round < schedule_.round_count(); ++round) {
+            for (const Message& each : messages_[static_cast<std::size_t>(round)]) {
+                at(each.from, round).sends.push_back({each.to, each.list, each.blocks});
+                at(each.to, round).receives.push_back({each.from, each.use, each.blocks});
+            }
+        }
         return std::move(schedule_);
     }
 
 private:
+    struct Message {
+        int from = 0;
+        int to = 0;
+        HeldList list = HeldList::kGroup;
+        ListUse use = ListUse::kAfterGroup;
+        BlockRun blocks;
+    };
+
     [[nodiscard]] BlockRun blocks_of_ranks(int first, int end) const {
         return {schedule_.boundaries[static_cast<std::size_t>(first)],
                 schedule_.boundaries[static_cast<std::size_t>(end)]};
@@ -40,9 +83,7 @@ private:
     }
 
     void message(int round, int from, int to, HeldList list, ListUse use, const BlockRun& blocks) {
-        if (blocks.empty()) return;
-        at(from, round).sends.push_back({to, list, blocks});
-        at(to, round).receives.push_back({from, use, blocks});
+        if (!blocks.empty()) messages_[static_cast<std::size_t>(round)].push_back({from, to, list, use, blocks});
     }
 
     void swap_groups(int round) {
@@ -97,7 +138,20 @@ private:
     }
 
     ExchangeSchedule schedule_;
+    std::vector<std::vector<Message>> messages_;  ///< by round, in the order of their uses
 };
+
+Builder checked_builder(std::vector<std::int64_t> boundaries) {
+    if (boundaries.size() < 2) {
+        throw InternalError(
+            fmt::format("exchange schedule: expected ranks + 1 >= 2 boundaries, found {}", boundaries.size()));
+    }
+    if (boundaries.front() < 0 || !std::is_sorted(boundaries.begin(), boundaries.end())) {
+        throw InternalError(fmt::format("exchange schedule: boundaries must not descend nor be negative, found {}",
+                                        fmt::join(boundaries, ", ")));
+    }
+    return Builder(std::move(boundaries));
+}
 
 }  // namespace
 
@@ -140,15 +194,13 @@ std::int64_t ExchangeSchedule::largest_message() const {
 }
 
 ExchangeSchedule make_exchange_schedule(std::vector<std::int64_t> boundaries) {
-    if (boundaries.size() < 2) {
-        throw InternalError(
-            fmt::format("exchange schedule: expected ranks + 1 >= 2 boundaries, found {}", boundaries.size()));
-    }
-    if (boundaries.front() < 0 || !std::is_sorted(boundaries.begin(), boundaries.end())) {
-        throw InternalError(fmt::format("exchange schedule: boundaries must not descend nor be negative, found {}",
-                                        fmt::join(boundaries, ", ")));
-    }
-    return Builder(std::move(boundaries)).build();
+    return checked_builder(std::move(boundaries)).build();
+}
+
+ExchangeSchedule make_entering_schedule(std::vector<std::int64_t> boundaries) {
+    Builder builder = checked_builder(std::move(boundaries));
+    builder.drop_what_serves_the_end();
+    return std::move(builder).build();
 }
 
 }  // namespace fenwick

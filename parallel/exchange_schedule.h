@@ -17,6 +17,9 @@
 // that has it hands it on once a round, twice at most in round ki, where it is joined: group(p) = group(p) + tail. So
 // every rank has both results after ceil(log2 P) rounds, and no rank sends more than three messages in one.
 //
+// Training runs a document in one pass and needs no `end`: `make_entering_schedule` leaves out every message on which
+// no entering(p) depends (the tails, and the groups that no rank to the right waits for).
+//
 // Empty lists are not sent. With 2^k ranks of equal power-of-two shards a list is one summary: k are sent by a rank in
 // all.
 #pragma once
@@ -62,6 +65,7 @@ struct ExchangeRound {
 struct ExchangeSchedule {
     std::vector<std::int64_t> boundaries;            ///< [P + 1], complete blocks only
     std::vector<std::vector<ExchangeRound>> rounds;  ///< [P][ceil(log2 P)]
+    bool brings_end = true;                          ///< else only entering(p) is known after the last round
 
     [[nodiscard]] int ranks() const { return static_cast<int>(rounds.size()); }
     [[nodiscard]] int round_count() const { return static_cast<int>(rounds.front().size()); }
@@ -77,5 +81,9 @@ struct ExchangeSchedule {
 /// `boundaries` [P + 1]: first complete block of each rank, and the end of the last (`ShardPlan` makes them). Shards
 /// may be empty. O(P log P). Throws InternalError when there is no rank or the boundaries are negative or descend.
 [[nodiscard]] ExchangeSchedule make_exchange_schedule(std::vector<std::int64_t> boundaries);
+
+/// The part of it that entering(p) needs, p = 0..P-1: each of its messages is one that some entering(p) depends on.
+/// O(P log P). Throws as make_exchange_schedule.
+[[nodiscard]] ExchangeSchedule make_entering_schedule(std::vector<std::int64_t> boundaries);
 
 }  // namespace fenwick

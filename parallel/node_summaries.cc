@@ -53,6 +53,7 @@ NodeSummaries NodeJoiner::join(const NodeSummaries& left, const NodeSummaries& r
             const std::shared_ptr<SummaryBuffer> out = memory_.allocate(left.floats());
             memory_.combine(known.at(merge.left)->data(), known.at(merge.right)->data(), out->data());
             formed = out;
+            if (record_ != nullptr) record_->push_back({known.at(merge.left), known.at(merge.right), formed});
         }
         known.insert_or_assign(merge.formed, formed);
     }

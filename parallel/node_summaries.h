@@ -105,17 +105,27 @@ private:
     std::vector<Summary> summaries_;
 };
 
+/// A node and the two that it was formed from, by their memory's identity.
+struct FormedNode {
+    Summary left;
+    Summary right;
+    Summary formed;
+};
+
 /// Joins lists. Remembers the nodes that it formed, so that one which occurs in several joins is formed once. Use one
 /// for each layer and pass: a node's summary is another one elsewhere.
 class NodeJoiner {
 public:
-    /// `memory` is where the lists lie; it outlives this object.
-    explicit NodeJoiner(SummaryMemory& memory) : memory_(memory) {}
+    /// `memory` is where the lists lie. `record`, where given, gets every node that is formed, in order. Both outlive
+    /// this object.
+    explicit NodeJoiner(SummaryMemory& memory, std::vector<FormedNode>* record = nullptr)
+        : memory_(memory), record_(record) {}
     /// Throws InternalError when `right` does not start where `left` ends or the summaries differ in size.
     [[nodiscard]] NodeSummaries join(const NodeSummaries& left, const NodeSummaries& right);
 
 private:
     SummaryMemory& memory_;
+    std::vector<FormedNode>* record_;
     std::map<Node, Summary> formed_;
 };
 
