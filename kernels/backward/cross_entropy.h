@@ -21,7 +21,9 @@ struct CrossEntropyOptions {
 
 /// nll[t] as kernels/cross_entropy.h's; 0 where targets[t] is kNoTarget, and such a row has no part in any gradient.
 /// d_h [rows, hidden] overwritten, d_lm_head [vocab, hidden] added to: both of scale * (sum over rows of nll +
-/// z_loss * logsumexp^2). Throws InternalError for a target outside [0, vocab) that is not kNoTarget.
+/// z_loss * logsumexp^2). A row whose logits have a NaN or an infinity has a NaN loss and makes d_lm_head NaN; h has to
+/// be finite in rows without a target, too. Throws InternalError for a target outside [0, vocab) that is not kNoTarget,
+/// UnavailableError from initialise_blas().
 void cross_entropy_with_gradient(MatrixView<const float> h, MatrixView<const float> lm_head,
                                  const std::int32_t* targets, const CrossEntropyOptions& options, float* nll,
                                  MatrixView<float> d_h, MatrixView<float> d_lm_head, int threads, float* workspace);

@@ -7,7 +7,9 @@
 
 namespace fenwick {
 
-/// d_table[ids[t], :] += dy[t, :] in the order of rows; d_table [vocab, hidden], dy [rows, hidden].
+/// d_table[ids[t], :] += dy[t, :]; d_table [vocab, hidden], dy [rows, hidden]. Rows of an id are summed in order, in
+/// double, by runs of 4096 rows, and each run's sum is added to the table. Throws InternalError for an id outside
+/// [0, vocab).
 void embed_rows_backward(MatrixView<float> d_table, const std::int32_t* ids, MatrixView<const float> dy, int threads);
 
 }  // namespace fenwick

@@ -4,58 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 
 #include "core/errors.h"
-#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/padded_tile.h"
+#include "kernels/cpu/running_sum.h"
 #include "kernels/threads.h"
-#include "kernels/vector_math.h"
 
 namespace fenwick {
 namespace {
-
-/// What has been seen of one row's logits.
-struct RunningSum {
-    float maximum = -std::numeric_limits<float>::infinity();
-    double sum = 0;  // of exp(logit - maximum)
-    float target = std::numeric_limits<float>::quiet_NaN();
-};
-
-float row_maximum(const float* logits, std::int64_t n) {
-    Lanes lanes;
-    lanes.fill(-std::numeric_limits<float>::infinity());
-    std::int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (int l = 0; l < kLanes; ++l) lanes[l] = logits[i + l] > lanes[l] ? logits[i + l] : lanes[l];
-    }
-    for (int l = 0; i + l < n; ++l) lanes[l] = logits[i + l] > lanes[l] ? logits[i + l] : lanes[l];
-    return *std::max_element(lanes.begin(), lanes.end());
-}
-
-/// exp(logit - maximum), and NaN for an infinite logit: exp alone would hide -inf behind a 0.
-[[gnu::always_inline]] inline float shifted_exp(float logit, float maximum) {
-    return __builtin_fmaf(logit, 0.0F, vexp(logit - maximum));
-}
-
-float sum_shifted_exp(const float* logits, std::int64_t n, float maximum) {
-    Lanes lanes{};
-    std::int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (int l = 0; l < kLanes; ++l) lanes[l] += shifted_exp(logits[i + l], maximum);
-    }
-    for (int l = 0; i + l < n; ++l) lanes[l] += shifted_exp(logits[i + l], maximum);
-    return sum_lanes(lanes);
-}
-
-void add_panel(const float* logits, std::int64_t n, RunningSum& running) {
-    const float maximum = std::max(running.maximum, row_maximum(logits, n));
-    // The first panel rescales nothing; a maximum of -inf gives NaN in the sum below.
-    const float rescale = running.maximum == maximum ? 1.0F : vexp(running.maximum - maximum);
-    running.sum = running.sum * static_cast<double>(rescale) + static_cast<double>(sum_shifted_exp(logits, n, maximum));
-    running.maximum = maximum;
-}
 
 void require_shapes(MatrixView<const float> h, MatrixView<const float> lm_head) {
     if (h.cols == lm_head.cols && lm_head.rows > 0) return;
@@ -80,9 +36,7 @@ void tile_losses(MatrixView<const float> in, std::int64_t rows, MatrixView<const
         }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-        const RunningSum& row = running[r];
-        const double log_sum = static_cast<double>(row.maximum) + std::log(row.sum);
-        nll[r] = static_cast<float>(log_sum - static_cast<double>(row.target));
+        nll[r] = static_cast<float>(running[r].log_sum() - static_cast<double>(running[r].target));
     }
 }
 

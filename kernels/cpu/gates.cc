@@ -6,6 +6,7 @@
 #include <array>
 
 #include "core/errors.h"
+#include "kernels/cpu/shapes.h"
 #include "kernels/threads.h"
 #include "kernels/vector_math.h"
 
@@ -15,12 +16,6 @@ namespace fenwick {
 namespace {
 
 constexpr std::int64_t kHeadBlock = 64;  // heads whose exp(A_log) is held on the stack at a time
-
-void require_same_shape(const char* kernel, MatrixView<const float> a, MatrixView<const float> b) {
-    if (a.rows == b.rows && a.cols == b.cols) return;
-    throw InternalError(
-        fmt::format("{}: views of [{}, {}] and [{}, {}] differ", kernel, a.rows, a.cols, b.rows, b.cols));
-}
 
 /// Calls body(row, first head, heads, exp(A_log) of those heads) for every row and block of heads.
 template <class Body>

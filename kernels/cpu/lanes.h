@@ -19,6 +19,18 @@ inline float sum_lanes(Lanes lanes) {
     return lanes[0];
 }
 
+/// The sum of term(i) for i in [0, n).
+template <class Term>
+[[gnu::always_inline]] inline float sum_in_lanes(std::int64_t n, const Term& term) {
+    Lanes lanes{};
+    std::int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (int l = 0; l < kLanes; ++l) lanes[l] += term(i + l);
+    }
+    for (int l = 0; i + l < n; ++l) lanes[l] += term(i + l);
+    return sum_lanes(lanes);
+}
+
 inline float sum_of_squares(const float* x, std::int64_t n) {
     Lanes lanes{};
     std::int64_t i = 0;

@@ -6,6 +6,7 @@
 
 #include "core/errors.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/shapes.h"
 #include "kernels/threads.h"
 #include "kernels/vector_math.h"
 
@@ -13,12 +14,6 @@ namespace fenwick {
 
 // Loops marked ivdep may run in place: output and input rows are the same row or apart, never shifted.
 namespace {
-
-void require_same_shape(const char* kernel, MatrixView<const float> a, MatrixView<const float> b) {
-    if (a.rows == b.rows && a.cols == b.cols) return;
-    throw InternalError(
-        fmt::format("{}: views of [{}, {}] and [{}, {}] differ", kernel, a.rows, a.cols, b.rows, b.cols));
-}
 
 void require_groups(const char* kernel, std::int64_t channels, const GroupNorm& norm) {
     const bool fits = norm.group_size > 0 && channels % norm.group_size == 0 &&
