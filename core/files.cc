@@ -83,6 +83,15 @@ int write_fully(int fd, std::int64_t offset, std::span<const std::byte> bytes) {
     return 0;
 }
 
+/// Bytes to be replaced must be there.
+void check_inside(const std::filesystem::path& path, std::int64_t offset, std::span<const std::byte> bytes,
+                  std::int64_t size) {
+    if (offset < 0 || offset > size || std::ssize(bytes) > size - offset) {
+        throw InternalError(fmt::format("{}: overwrite of {} bytes at {}, past the size {}", path.string(),
+                                        bytes.size(), offset, size));
+    }
+}
+
 std::filesystem::path folder_of(const std::filesystem::path& path) {
     const auto folder = path.parent_path();
     return folder.empty() ? std::filesystem::path(".") : folder;
@@ -171,6 +180,11 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
     size_ += static_cast<std::int64_t>(bytes.size());
 }
 
+void AtomicFile::overwrite(std::int64_t offset, std::span<const std::byte> bytes) {
+    check_inside(path_, offset, bytes, size_);
+    if (const int error = write_fully(fd_.get(), offset, bytes); error != 0) throw_unavailable(path_, "write", error);
+}
+
 void AtomicFile::commit() {
     if (::fsync(fd_.get()) != 0) throw_unavailable(path_, "sync", errno);
     if (::close(fd_.release()) != 0) throw_unavailable(path_, "close", errno);
@@ -232,10 +246,7 @@ void AppendFile::append(std::string_view text) {
 }
 
 void AppendFile::overwrite(std::int64_t offset, std::span<const std::byte> bytes) {
-    if (offset < 0 || offset > size_ || std::ssize(bytes) > size_ - offset) {
-        throw InternalError(fmt::format("{}: overwrite of {} bytes at {}, past the size {}", path_.string(),
-                                        bytes.size(), offset, size_));
-    }
+    check_inside(path_, offset, bytes, size_);
     if (const int error = write_fully(fd_.get(), offset, bytes); error != 0) throw_unavailable(path_, "write", error);
 }
 

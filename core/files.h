@@ -74,6 +74,8 @@ public:
     AtomicFile& operator=(const AtomicFile&) = delete;
     ~AtomicFile();
     void write(std::span<const std::byte> bytes);
+    /// Replaces bytes already written: [offset, offset + bytes.size()) must lie within them.
+    void overwrite(std::int64_t offset, std::span<const std::byte> bytes);
     /// Call once, last.
     void commit();
 

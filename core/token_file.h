@@ -24,9 +24,9 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/files.h"
@@ -66,10 +66,7 @@ public:
     void verify() const;
 
 private:
-    struct Header;
     explicit TokenFile(MappedFile file) : file_(std::move(file)) {}
-    void check_header(const Header& header) const;
-    void check_table() const;
 
     MappedFile file_;
     int id_bytes_ = 0;
@@ -82,8 +79,6 @@ private:
     const std::byte* ids_ = nullptr;       // [tokens * id_bytes]
     const std::uint8_t* mask_ = nullptr;   // [ceil(tokens / 8)] or null
     const std::int64_t* table_ = nullptr;  // [documents + 1]
-
-    friend class TokenFileWriter;
 };
 
 struct TokenFileOptions {
