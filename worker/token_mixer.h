@@ -38,9 +38,13 @@ public:
     [[nodiscard]] Convolution convolution() const;
     [[nodiscard]] std::int64_t halo_rows() const { return conv_width_ - 1; }
 
-    /// `projected` [rows, in_proj.outputs] and `convolved` [rows, conv_channels]; both may be changed in place and are
-    /// read by the result.
-    [[nodiscard]] virtual MixerInputs gates(MatrixView<float> projected, MatrixView<float> convolved, Arena& arena,
+    /// Columns of `projected` that the gates read: the last gate_columns() of them, from gates_first() on.
+    [[nodiscard]] std::int64_t gates_first() const { return gates_first_; }
+    [[nodiscard]] std::int64_t gate_columns() const { return in_proj_.outputs - gates_first_; }
+
+    /// `gate_rows` [rows, gate_columns] and `convolved` [rows, conv_channels]: both may be changed in place and are
+    /// read by the result. read_out reads no column of `convolved` that is changed.
+    [[nodiscard]] virtual MixerInputs gates(MatrixView<float> gate_rows, MatrixView<float> convolved, Arena& arena,
                                             int threads) const = 0;
 
     /// Turns the mixer's output `o` [rows, heads * d_v] into the rows that out_proj reads, in place.
@@ -63,6 +67,7 @@ protected:
     void list_convolutions(const ParameterList& list);
 
     MixerShape shape_;
+    std::int64_t gates_first_ = 0;
     Linear in_proj_;
     Linear out_proj_;
 

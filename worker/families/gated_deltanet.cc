@@ -51,15 +51,15 @@ public:
         query_scale_ = log_linear ? 1.0F : 1.0F / std::sqrt(static_cast<float>(key_dim));
     }
 
-    MixerInputs gates(MatrixView<float> projected, MatrixView<float> convolved, Arena& /*arena*/,
+    MixerInputs gates(MatrixView<float> gate_rows, MatrixView<float> convolved, Arena& /*arena*/,
                       int threads) const override {
         const std::int64_t heads = shape_.heads;
         const MatrixView<float> q = convolved.col_range(0, keys_);
         const MatrixView<float> k = convolved.col_range(keys_, keys_);
         l2_norm(q, shape_.key_dim, kL2Epsilon, query_scale_, q, threads);
         l2_norm(k, shape_.key_dim, kL2Epsilon, 1.0F, k, threads);
-        const MatrixView<float> a = projected.col_range(gates_first_, heads);
-        const MatrixView<float> b = projected.col_range(gates_first_ + heads, heads);
+        const MatrixView<float> a = gate_rows.col_range(0, heads);
+        const MatrixView<float> b = gate_rows.col_range(heads, heads);
         delta_gates({dt_bias_.data(), a_log_.data(), negative_eigenvalues_}, a, b, a, b, threads);
         MixerInputs inputs;
         inputs.q = q;
@@ -68,7 +68,7 @@ public:
         inputs.log_decay = a;
         inputs.beta = b;
         if (shape_.log_linear()) {
-            const MatrixView<float> dl = projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels);
+            const MatrixView<float> dl = gate_rows.col_range(2 * heads, heads * shape_.levels);
             level_scales(level_scale_.data(), dl, dl, threads);
             inputs.lambda = dl;
         }
@@ -142,9 +142,8 @@ private:
         load_convolution(weights, "v_conv1d", 2 * keys_, values_, bias);
     }
 
-    std::int64_t keys_ = 0;         // key_heads * d_k
-    std::int64_t values_ = 0;       // heads * d_v
-    std::int64_t gates_first_ = 0;  // column of a
+    std::int64_t keys_ = 0;    // key_heads * d_k
+    std::int64_t values_ = 0;  // heads * d_v
     bool use_gate_ = true;
     bool negative_eigenvalues_ = false;
     float norm_eps_ = 1e-6F;

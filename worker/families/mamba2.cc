@@ -42,6 +42,7 @@ public:
         }
         const std::int64_t conv_channels = inner_ + 2 * groups * state;
         const bool bias = config.get_bool("use_bias", false);
+        gates_first_ = inner_ + conv_channels;
         in_proj_ = weights.linear("in_proj", inner_ + conv_channels + heads * (1 + shape_.levels), hidden, bias);
         out_proj_ = weights.linear("out_proj", hidden, inner_, bias);
         const bool conv_bias = config.get_bool("use_conv_bias", true);
@@ -57,12 +58,12 @@ public:
         if (config.get_bool("rmsnorm", true)) norm_ = weights.load("norm.weight", {inner_});
     }
 
-    MixerInputs gates(MatrixView<float> projected, MatrixView<float> convolved, Arena& arena,
+    MixerInputs gates(MatrixView<float> gate_rows, MatrixView<float> convolved, Arena& arena,
                       int threads) const override {
-        const std::int64_t rows = projected.rows;
+        const std::int64_t rows = gate_rows.rows;
         const std::int64_t heads = shape_.heads;
         const std::int64_t keys = shape_.key_heads * shape_.key_dim;
-        const MatrixView<float> dt = projected.col_range(dt_first(), heads);
+        const MatrixView<float> dt = gate_rows.col_range(0, heads);
         const MatrixView<float> log_decay = arena.matrix(rows, heads);
         const MatrixView<float> v = arena.matrix(rows, inner_);
         mamba2_gates({dt_bias_.data(), a_log_.data(), dt_min_, dt_max_}, dt, dt, log_decay, threads);
@@ -73,7 +74,7 @@ public:
         inputs.v = v;
         inputs.log_decay = log_decay;
         if (shape_.log_linear()) {
-            const MatrixView<float> dl = projected.col_range(dt_first() + heads, heads * shape_.levels);
+            const MatrixView<float> dl = gate_rows.col_range(heads, heads * shape_.levels);
             level_scales(level_scale_.data(), dl, dl, threads);
             inputs.lambda = dl;
         }
@@ -99,7 +100,7 @@ public:
         steps.norm_eps = norm_eps_;
         steps.norm_before_gate = norm_before_gate_;
         steps.inner = inner_;
-        steps.gates_first = dt_first();
+        steps.gates_first = gates_first_;
         return steps;
     }
 
@@ -116,8 +117,6 @@ public:
     }
 
 private:
-    [[nodiscard]] std::int64_t dt_first() const { return inner_ + conv_channels(); }
-
     void read_dt_limit(const ConfigReader& config) {
         const char* name = config.is_null("dt_limit") ? "time_step_limit" : "dt_limit";
         const std::vector<double> limit = config.get_doubles(name);
