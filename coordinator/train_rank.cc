@@ -101,7 +101,6 @@ void TrainRank::prepare() {
         }
     });
     if (leads()) warn_of_idle_ranks();
-    world_.status().set_resumable_look([folder = config_.checkpoints] { return !list_checkpoints(folder).empty(); });
     if (options_.resume) resume();
     agree([&] {
         if (!leads()) return;

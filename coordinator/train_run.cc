@@ -14,14 +14,15 @@
 #include "coordinator/train_config.h"
 #include "coordinator/train_rank.h"
 #include "core/errors.h"
+#include "parallel/mpi_communicator.h"
 #include "parallel/self_communicator.h"
 #include "parallel/world_guard.h"
+#include "worker/training/training_checkpoint.h"
 
 namespace fenwick {
 namespace {
 
-/// What the MFU is measured against, all ranks together. `threads`: that work at once on this host, on `share` of all
-/// ranks.
+/// What the MFU is measured against, all ranks together; `threads` threads are what `ranks_here` of them use.
 double peak_flops(const TrainOptions& options, int threads, int ranks_here, int ranks) {
     if (options.peak_tflops) {
         const double peak = 1e12 * *options.peak_tflops * ranks;
@@ -51,8 +52,14 @@ int train_in_mpi_world(const TrainOptions& options, Communicator& comm) {
 }
 
 int train_under_mpi(const TrainOptions& options) {
-    // The ranks find the configuration once the world stands; until then nothing is known of its checkpoints.
-    const MpiRun run{options.comm_timeout, false, nullptr};
+    std::filesystem::path checkpoints;
+    try {
+        checkpoints = read_train_config(options.config).checkpoints;
+    } catch (const ConfigError&) {
+        // All ranks will meet it again, and one of them tell it, once the world stands.
+    }
+    const auto has_progress = [&] { return !checkpoints.empty() && !list_checkpoints(checkpoints).empty(); };
+    const MpiRun run{options.comm_timeout, options.resume && has_progress(), has_progress};
     return run_in_mpi_world(run, [&](Communicator& comm, int) { return train_in_mpi_world(options, comm); });
 }
 

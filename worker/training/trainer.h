@@ -58,6 +58,8 @@ public:
     [[nodiscard]] const TrainerState& state() const { return state_; }
     [[nodiscard]] const Dataset& data() const { return data_; }
     [[nodiscard]] const TrainingRanks& ranks() const { return ranks_; }
+    /// This rank's part of values and moments.
+    [[nodiscard]] CheckpointSlice slice() const { return optimizer_.slice(); }
 
     /// Collective. `model_config`: text of the model's config.json. Throws as write_training_checkpoint.
     std::filesystem::path save(const std::filesystem::path& folder, const std::string& model_config, int keep) const;
