@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
 
 #include "core/errors.h"
+#include "core/tensor.h"
 
 namespace fenwick {
 namespace {
@@ -38,6 +40,19 @@ std::vector<std::size_t> part_offsets(const Communicator& comm, std::span<const 
         throw InternalError(fmt::format("root's parts: expected {} bytes, found {}", offsets.back(), all_bytes));
     }
     return offsets;
+}
+
+/// This rank's slice of n elements, when `found` is its size.
+Slice checked_slice(const Communicator& comm, std::int64_t n, std::int64_t found) {
+    const Slice own = slice_of(n, comm.size(), comm.rank());
+    if (own.size == found) return own;
+    throw InternalError(fmt::format("rank {}'s slice of {} elements over {} ranks: expected {}, found {}", comm.rank(),
+                                    n, comm.size(), own.size, found));
+}
+
+template <class T>
+std::span<T> elements(std::span<T> all, const Slice& slice) {
+    return all.subspan(static_cast<std::size_t>(slice.first), static_cast<std::size_t>(slice.size));
 }
 
 }  // namespace
@@ -112,6 +127,84 @@ void scatter_from_root(Communicator& comm, std::span<const std::byte> all, std::
         }
     }
     comm.exchange(sends, recvs);
+}
+
+Slice slice_of(std::int64_t n, int ranks, int rank) {
+    if (n < 0 || rank < 0 || rank >= ranks) {
+        throw InternalError(fmt::format("slice {} of {} of {} elements", rank, ranks, n));
+    }
+    const std::int64_t size = n / ranks + (n % ranks != 0 ? 1 : 0);
+    const std::int64_t first = std::min(n, rank * size);
+    return {first, std::min(n - first, size)};
+}
+
+void reduce_scatter_sum(Communicator& comm, std::span<const float> all, std::span<float> own_slice,
+                        std::int64_t buffer_bytes) {
+    const int ranks = comm.size();
+    const std::int64_t n = std::ssize(all);
+    const Slice own = checked_slice(comm, n, std::ssize(own_slice));
+    const auto element_bytes = static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t piece = std::max<std::int64_t>(1, buffer_bytes / element_bytes / ranks);
+    const std::int64_t longest = slice_of(n, ranks, 0).size;
+    // Part of rank p's slice that travels in the round that begins at `offset` of every slice.
+    const auto part_of = [&](int p, std::int64_t offset) {
+        const Slice slice = slice_of(n, ranks, p);
+        const std::int64_t skipped = std::min(slice.size, offset);
+        return Slice{slice.first + skipped, std::min(slice.size - skipped, piece)};
+    };
+    Buffer<float> received(ranks * std::min(piece, own.size));
+    Buffer<double> sums(std::min(piece, own.size));
+    for (std::int64_t offset = 0; offset < longest; offset += piece) {
+        const Slice mine = part_of(comm.rank(), offset);
+        std::vector<SendOp> sends;
+        std::vector<RecvOp> recvs;
+        for (int p = 0; p < ranks; ++p) {
+            const Slice theirs = part_of(p, offset);
+            if (p == comm.rank()) continue;
+            if (theirs.size > 0) sends.push_back({p, std::as_bytes(elements(all, theirs))});
+            if (mine.size > 0) {
+                recvs.push_back({p, std::as_writable_bytes(std::span(received.data() + p * mine.size,
+                                                                     static_cast<std::size_t>(mine.size)))});
+            }
+        }
+        comm.exchange(sends, recvs);
+        std::fill_n(sums.data(), mine.size, 0.0);
+        for (int p = 0; p < ranks; ++p) {
+            const float* values = p == comm.rank() ? all.data() + mine.first : received.data() + p * mine.size;
+            for (std::int64_t i = 0; i < mine.size; ++i) sums[i] += static_cast<double>(values[i]);
+        }
+        float* out = own_slice.data() + (mine.first - own.first);
+        for (std::int64_t i = 0; i < mine.size; ++i) out[i] = static_cast<float>(sums[i]);
+    }
+}
+
+void all_gather_slices(Communicator& comm, std::span<const float> own_slice, std::span<float> all) {
+    const std::int64_t n = std::ssize(all);
+    const Slice own = checked_slice(comm, n, std::ssize(own_slice));
+    std::vector<SendOp> sends;
+    std::vector<RecvOp> recvs;
+    for (int p = 0; p < comm.size(); ++p) {
+        const Slice theirs = slice_of(n, comm.size(), p);
+        if (p == comm.rank()) continue;
+        if (own.size > 0) sends.push_back({p, std::as_bytes(own_slice)});
+        if (theirs.size > 0) recvs.push_back({p, std::as_writable_bytes(elements(all, theirs))});
+    }
+    comm.exchange(sends, recvs);
+    if (own.size > 0) std::memmove(all.data() + own.first, own_slice.data(), own_slice.size_bytes());
+}
+
+void all_sum(Communicator& comm, std::span<double> values) {
+    const std::vector<std::int64_t> sizes(static_cast<std::size_t>(comm.size()),
+                                          static_cast<std::int64_t>(values.size_bytes()));
+    std::vector<double> all(comm.rank() == 0 ? values.size() * sizes.size() : 0);
+    gather_to_root(comm, std::as_bytes(values), sizes, std::as_writable_bytes(std::span(all)));
+    if (comm.rank() == 0) {
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            values[i] = 0.0;
+            for (std::size_t p = 0; p < sizes.size(); ++p) values[i] += all[p * values.size() + i];
+        }
+    }
+    if (!values.empty()) broadcast(comm, std::as_writable_bytes(values));
 }
 
 }  // namespace fenwick

@@ -30,7 +30,7 @@ public:
     virtual ~Communicator() = default;
     [[nodiscard]] virtual int rank() const = 0;
     [[nodiscard]] virtual int size() const = 0;
-    /// "self", "threads" or "mpi".
+    /// "self", "threads" or "mpi"; of a group, its world's.
     [[nodiscard]] virtual std::string name() const = 0;
 
     /// Executes all sends and receives as one group; no order among them is needed to avoid deadlock. A message to
@@ -43,7 +43,7 @@ public:
     virtual void abort(const std::string& reason, ExitCode code) noexcept = 0;
 
     /// What this rank says of itself; whoever works on it keeps it up to date.
-    [[nodiscard]] WorldStatus& status() { return status_; }
+    [[nodiscard]] virtual WorldStatus& status() { return status_; }
 
 private:
     WorldStatus status_;

@@ -20,8 +20,20 @@ void copy_rows(const MatrixView<const float>& from, const MatrixView<float>& to)
     for (std::int64_t r = 0; r < from.rows; ++r) std::copy_n(from.row(r), from.cols, to.row(r));
 }
 
+void add_rows(const MatrixView<const float>& from, const MatrixView<float>& to) {
+    for (std::int64_t r = 0; r < from.rows; ++r) {
+        for (std::int64_t c = 0; c < from.cols; ++c) to.row(r)[c] += from.row(r)[c];
+    }
+}
+
 void zero_rows(const MatrixView<float>& view) {
     for (std::int64_t r = 0; r < view.rows; ++r) std::fill_n(view.row(r), view.cols, 0.0F);
+}
+
+void check_world(const HaloPlan& plan, const Communicator& comm) {
+    if (plan.rows_per_rank.size() == static_cast<std::size_t>(comm.size())) return;
+    throw InternalError(
+        fmt::format("halo: the plan is for {} ranks, the world has {}", plan.rows_per_rank.size(), comm.size()));
 }
 
 /// Rows [first, first + H) for one target, cut where their owner changes. `starts` [P + 1]: first row of each rank.
@@ -70,10 +82,7 @@ HaloPlan plan_halo(std::span<const std::int64_t> rows_per_rank, int halo_rows, s
 void exchange_halo(const HaloPlan& plan, Communicator& comm, MatrixView<const float> own_rows,
                    MatrixView<const float> carried, MatrixView<float> halo_out, MatrixView<float> carried_out) {
     const int me = comm.rank();
-    if (plan.rows_per_rank.size() != static_cast<std::size_t>(comm.size())) {
-        throw InternalError(
-            fmt::format("halo: the plan is for {} ranks, the world has {}", plan.rows_per_rank.size(), comm.size()));
-    }
+    check_world(plan, comm);
     const std::int64_t cols = halo_out.cols;
     check_shape("own_rows", own_rows, plan.rows_per_rank[static_cast<std::size_t>(me)], cols);
     check_shape("halo_out", halo_out, plan.halo_rows, cols);
@@ -110,6 +119,35 @@ void exchange_halo(const HaloPlan& plan, Communicator& comm, MatrixView<const fl
     }
     comm.exchange(sends, recvs);
     for (const auto& [message, place] : arrived) copy_rows(message, place);
+}
+
+void exchange_halo_backward(const HaloPlan& plan, Communicator& comm, MatrixView<const float> d_halo,
+                            MatrixView<float> d_own_rows) {
+    const int me = comm.rank();
+    check_world(plan, comm);
+    const std::int64_t cols = d_halo.cols;
+    check_shape("d_halo", d_halo, plan.halo_rows, cols);
+    check_shape("d_own_rows", d_own_rows, plan.rows_per_rank[static_cast<std::size_t>(me)], cols);
+
+    std::vector<Buffer<float>> buffers;
+    std::vector<SendOp> sends;
+    std::vector<RecvOp> recvs;
+    std::vector<std::pair<MatrixView<const float>, MatrixView<float>>> arrived;  // message buffer, where it is added
+    for (const HaloPiece& piece : plan.pieces) {
+        // No rank's halo has rows of its own: a piece within a rank comes from the carried rows, or is carried on.
+        if (piece.from_carried || piece.to_carried || (piece.from != me && piece.to != me)) continue;
+        Buffer<float>& buffer = buffers.emplace_back(piece.rows * cols);
+        const std::span<float> packed(buffer.data(), static_cast<std::size_t>(buffer.size()));
+        if (piece.to == me) {
+            copy_rows(d_halo.row_range(piece.target_row, piece.rows), buffer.matrix(piece.rows, cols));
+            sends.push_back({piece.from, std::as_bytes(packed)});
+        } else {
+            arrived.emplace_back(buffer.matrix(piece.rows, cols), d_own_rows.row_range(piece.source_row, piece.rows));
+            recvs.push_back({piece.to, std::as_writable_bytes(packed)});
+        }
+    }
+    comm.exchange(sends, recvs);
+    for (const auto& [message, place] : arrived) add_rows(message, place);
 }
 
 }  // namespace fenwick

@@ -7,6 +7,13 @@
 //   carried_out[i]   = row end_row - H + i            on rank 0
 //
 // and rows before the document's start are zero. A halo may come from several ranks and reach into the carried rows.
+//
+// Backward, the gradients of halo rows go back to the ranks that own the rows:
+//
+//   d_own_rows(p)[r - s_p] += sum over ranks q that own rows, s_q - H <= r < s_q, of d_halo(q)[r - s_q + H]
+//
+// for every row r of rank p's, ranks q in order. Carried rows are constants of the pass; before the document is
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -44,5 +51,11 @@ struct HaloPlan {
 /// Throws InternalError for views of another shape, UnavailableError when a peer failed.
 void exchange_halo(const HaloPlan& plan, Communicator& comm, MatrixView<const float> own_rows,
                    MatrixView<const float> carried, MatrixView<float> halo_out, MatrixView<float> carried_out);
+
+/// Collective, of exchange_halo with the same plan. `d_halo` [H, cols] on every rank (not read where the plan gives the
+/// halo nothing), `d_own_rows` [rows_per_rank[rank], cols], added to in the order of the plan's pieces: the same bits
+/// each time. Throws as exchange_halo.
+void exchange_halo_backward(const HaloPlan& plan, Communicator& comm, MatrixView<const float> d_halo,
+                            MatrixView<float> d_own_rows);
 
 }  // namespace fenwick

@@ -182,6 +182,7 @@ inline std::vector<float> run_tree_backward(Communicator& comm, const TreeModel&
     std::vector<std::vector<float>> d_entering;
     std::vector<const float*> places;
     for (const Node& node : result.entering.nodes()) d_entering.push_back(model.d_entering(comm.rank(), node));
+    places.reserve(d_entering.size());
     for (const std::vector<float>& each : d_entering) places.push_back(each.data());
     HostSummaryGradients gradients(
         [&](const float* left, const float* right, const float* d_out, float* d_left, float* d_right) {

@@ -11,6 +11,8 @@
 #include "parallel/exchange.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/shard_plan.h"
+#include "tests/parallel/collectives_check.h"
+#include "tests/parallel/exchange_backward_check.h"
 #include "tests/parallel/halo_check.h"
 #include "tests/parallel/test_algebra.h"
 
@@ -107,6 +109,32 @@ Verdict halo(Communicator& comm) {
     return {};
 }
 
+Verdict halo_backward(Communicator& comm) {
+    for (const std::int64_t most : {1, 2, 20}) {
+        std::vector<std::int64_t> rows;
+        rows.reserve(static_cast<std::size_t>(comm.size()));
+        for (int rank = 0; rank < comm.size(); ++rank) rows.push_back((rank * 5 + 1) % (most + 1));
+        std::array<double, 2> products{};
+        Verdict fault = test::check_halo_backward(comm, rows, 3, 50, products);
+        if (!fault.empty()) return fault;
+        all_sum(comm, products);
+        if (products[0] != products[1]) return "<halo(x), y> is not <x, halo_backward(y)>";
+    }
+    return {};
+}
+
+Verdict sliced_collectives(Communicator& comm) {
+    return test::check_all_slices(comm);
+}
+
+Verdict groups(Communicator& comm) {
+    for (const int width : {1, 2, 3}) {
+        Verdict fault = test::check_groups(comm, width);
+        if (!fault.empty()) return fault;
+    }
+    return {};
+}
+
 Verdict check_list(const NodeSummaries& list, std::int64_t end) {
     if (list.blocks() != BlockRun{0, end}) return "a list covers other blocks";
     for (std::int64_t i = 0; i < list.size(); ++i) {
@@ -137,6 +165,21 @@ Verdict node_exchange(Communicator& comm) {
                 run_exchange(schedule, comm, cover(own), cover(schedule.carried_in()), test::combine_matrices);
             for (const Verdict& fault :
                  {check_list(result.entering, own.first), check_list(result.end, first + blocks)}) {
+                if (!fault.empty()) return fault;
+            }
+        }
+    }
+    return {};
+}
+
+/// In the world, and in a group of all its ranks but the first (which works by itself).
+Verdict exchange_backward(Communicator& comm) {
+    SubCommunicator group(comm, comm.rank() == 0 ? std::vector<int>{0} : ranks_in_steps(1, comm.size() - 1));
+    for (Communicator* ranks : {&comm, static_cast<Communicator*>(&group)}) {
+        for (const MixerShape& shape : test::exchange_shapes()) {
+            for (const std::int64_t blocks : {1, 4, 23}) {
+                const ShardPlan plan = make_shard_plan(0, blocks * kBlockTokens + 9, ranks->size());
+                Verdict fault = test::check_exchange_backward(*ranks, plan.complete_block_boundaries(), shape);
                 if (!fault.empty()) return fault;
             }
         }
@@ -177,8 +220,16 @@ int report(Communicator& comm, const char* name, const Verdict& own) {
 
 int run_all(Communicator& comm) {
     const std::vector<MpiTest> tests = {
-        {"messages", messages}, {"messages in parts", messages_in_parts}, {"collectives", collectives},
-        {"halo", halo},         {"node exchange", node_exchange},         {"world guard", guard},
+        {"messages", messages},
+        {"messages in parts", messages_in_parts},
+        {"collectives", collectives},
+        {"halo", halo},
+        {"node exchange", node_exchange},
+        {"world guard", guard},
+        {"halo backward", halo_backward},
+        {"sliced collectives", sliced_collectives},
+        {"groups", groups},
+        {"exchange backward", exchange_backward},
     };
     int faults = 0;
     for (const MpiTest& test : tests) faults += report(comm, test.name, test.run(comm));
