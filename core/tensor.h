@@ -1,6 +1,7 @@
 // Owning buffers and plain views. Sizes and offsets are 64-bit everywhere.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -40,6 +41,14 @@ struct MatrixView {
         return {data, rows, cols, stride};
     }
 };
+
+/// to = from, of one shape.
+inline void copy_rows(MatrixView<const float> from, MatrixView<float> to) {
+    for (std::int64_t r = 0; r < from.rows; ++r) std::copy_n(from.row(r), from.cols, to.row(r));
+}
+inline void zero_rows(MatrixView<float> view) {
+    for (std::int64_t r = 0; r < view.rows; ++r) std::fill_n(view.row(r), view.cols, 0.0F);
+}
 
 /// A move-only array of trivially copyable elements, 64-byte aligned, uninitialised after construction. Pages become
 /// resident when first written, so a buffer sized for the worst case costs only what is used of it.

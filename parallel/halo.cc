@@ -16,18 +16,10 @@ void check_shape(const char* name, const MatrixView<const float>& view, std::int
         fmt::format("halo: {}: expected [{}, {}], found [{}, {}]", name, rows, cols, view.rows, view.cols));
 }
 
-void copy_rows(const MatrixView<const float>& from, const MatrixView<float>& to) {
-    for (std::int64_t r = 0; r < from.rows; ++r) std::copy_n(from.row(r), from.cols, to.row(r));
-}
-
 void add_rows(const MatrixView<const float>& from, const MatrixView<float>& to) {
     for (std::int64_t r = 0; r < from.rows; ++r) {
         for (std::int64_t c = 0; c < from.cols; ++c) to.row(r)[c] += from.row(r)[c];
     }
-}
-
-void zero_rows(const MatrixView<float>& view) {
-    for (std::int64_t r = 0; r < view.rows; ++r) std::fill_n(view.row(r), view.cols, 0.0F);
 }
 
 void check_world(const HaloPlan& plan, const Communicator& comm) {

@@ -4,6 +4,8 @@
 
 #include "core/fenwick.h"
 #include "kernels/activations.h"
+#include "kernels/backward/activations.h"
+#include "kernels/backward/matmul.h"
 #include "kernels/matmul.h"
 
 namespace fenwick {
@@ -34,6 +36,33 @@ void GatedMlp::forward(MatrixView<const float> x, MatrixView<float> residual, Ar
         matmul_rows(x.row_range(first, count), gate_up_.matrix(), both, nullptr, false, threads, workspace);
         swiglu(gate, both.col_range(inner, inner), gate, threads);
         matmul_rows(gate, down_.matrix(), residual.row_range(first, count), nullptr, true, threads, workspace);
+    }
+}
+
+void GatedMlp::backward(MatrixView<const float> x, MatrixView<const float> d_y, MatrixView<float> d_x,
+                        Gradients& gradients, Arena& arena, int threads) const {
+    const std::int64_t rows = std::min(x.rows, kBlockTokens);
+    const std::int64_t inner = down_.inputs;
+    const MatrixView<float> wide = arena.matrix(rows, 2 * inner);
+    const MatrixView<float> hidden = arena.matrix(rows, inner);
+    const MatrixView<float> d_hidden = arena.matrix(rows, inner);
+    float* workspace = arena.take(matmul_workspace_floats(gate_up_.inputs, gate_up_.outputs));
+    for (std::int64_t first = 0; first < x.rows; first += kBlockTokens) {
+        const std::int64_t count = std::min(kBlockTokens, x.rows - first);
+        const MatrixView<const float> x_block = x.row_range(first, count);
+        const MatrixView<const float> d_block = d_y.row_range(first, count);
+        const MatrixView<float> both = wide.row_range(0, count);
+        const MatrixView<float> gate = both.col_range(0, inner);
+        const MatrixView<float> up = both.col_range(inner, inner);
+        const MatrixView<float> product = hidden.row_range(0, count);
+        const MatrixView<float> d_product = d_hidden.row_range(0, count);
+        matmul_rows(x_block, gate_up_.matrix(), both, nullptr, false, threads, workspace);
+        swiglu(gate, up, product, threads);
+        matmul_rows_backward_weight(d_block, product, gradients.of(down_.matrix()), nullptr, threads);
+        matmul_rows_backward_input(d_block, down_.matrix(), d_product, false, threads);
+        swiglu_backward(gate, up, d_product, gate, up, threads);
+        matmul_rows_backward_weight(both, x_block, gradients.of(gate_up_.matrix()), nullptr, threads);
+        matmul_rows_backward_input(both, gate_up_.matrix(), d_x.row_range(first, count), false, threads);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/tensor.h"
 #include "worker/arena.h"
+#include "worker/training/gradients.h"
 #include "worker/training/parameters.h"
 #include "worker/weights.h"
 
@@ -24,6 +25,11 @@ public:
 
     /// residual += mlp(x), both [rows, hidden]; rows start at a block of the document.
     void forward(MatrixView<const float> x, MatrixView<float> residual, Arena& arena, int threads) const;
+
+    /// Of forward: `x` as it was given, d_y the gradient of the sum. d_x [rows, hidden] = the gradient of x by the MLP
+    /// alone; the weights' are added to.
+    void backward(MatrixView<const float> x, MatrixView<const float> d_y, MatrixView<float> d_x, Gradients& gradients,
+                  Arena& arena, int threads) const;
 
     /// gate_proj, up_proj and down_proj.
     void list_parameters(const ParameterList& list);

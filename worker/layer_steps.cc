@@ -50,12 +50,10 @@ void convolve_shard(const TokenMixer& mixer, const HaloPlan& halos, Communicator
     causal_convolution(mixer.convolution(), halo, input, convolved, threads);
 }
 
-MatrixView<float> summarise_blocks(const MixerShape& shape, const MixerInputs& inputs, std::int64_t blocks,
-                                   Arena& arena, int threads) {
-    const MatrixView<float> summaries = arena.matrix(blocks, summary_floats(shape));
+void summarise_blocks(const MixerShape& shape, const MixerInputs& inputs, MatrixView<float> summaries, Arena& arena,
+                      int threads) {
     float* workspace = arena.take(threads * mixer_workspace_floats(shape, 0));
-    mixer_block_summaries(shape, inputs, blocks, summaries.data, threads, workspace);
-    return summaries;
+    mixer_block_summaries(shape, inputs, summaries.rows, summaries.data, threads, workspace);
 }
 
 void mix_shard(const MixerShape& shape, const MixerInputs& inputs, const Shard& shard, const NodeSummaries& entering,

@@ -1,7 +1,7 @@
 // The steps of a layer that prefill and training share; token_mixer.h says how they follow each other.
 //
 // What works row by row takes rows of any number of documents that lie behind each other. What does not (convolution,
-// exchange, mixer) takes one document's rows, and the plan that says who holds the others.
+// exchange, mixer) takes one document's rows, and the plan that says who holds the others. The arena lends workspace.
 #pragma once
 
 #include <vector>
@@ -36,9 +36,9 @@ void convolve_shard(const TokenMixer& mixer, const HaloPlan& halos, Communicator
                     MatrixView<const float> projected, MatrixView<const float> carried, MatrixView<float> carried_out,
                     MatrixView<float> halo, MatrixView<float> convolved, int threads);
 
-/// Summaries of the first `blocks` whole blocks, [blocks, summary_floats(shape)], in the arena.
-[[nodiscard]] MatrixView<float> summarise_blocks(const MixerShape& shape, const MixerInputs& inputs,
-                                                 std::int64_t blocks, Arena& arena, int threads);
+/// summaries [blocks, summary_floats(shape)], contiguous: of the first `blocks` whole blocks.
+void summarise_blocks(const MixerShape& shape, const MixerInputs& inputs, MatrixView<float> summaries, Arena& arena,
+                      int threads);
 
 /// o = the mixer's output rows. `entering`: the nodes that enter the shard; `summaries`: of its whole blocks.
 void mix_shard(const MixerShape& shape, const MixerInputs& inputs, const Shard& shard, const NodeSummaries& entering,

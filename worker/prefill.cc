@@ -98,7 +98,8 @@ MatrixView<float> Prefill::mix(const TokenMixer& mixer, LayerCarry& carry, const
                                const ExchangeSchedule& schedule, const MixerInputs& inputs) {
     const MixerShape& shape = mixer.shape();
     const BlockRun own = schedule.shard(comm_.rank());
-    const MatrixView<float> summaries = summarise_blocks(shape, inputs, own.size(), arena_, threads_);
+    const MatrixView<float> summaries = arena_.matrix(own.size(), summary_floats(shape));
+    summarise_blocks(shape, inputs, summaries, arena_, threads_);
     const CombineFunction combine = [&](const float* left, const float* right, float* merged) {
         combine_summaries(shape, left, right, merged, threads_);
     };

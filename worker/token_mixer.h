@@ -13,10 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/backward/mixer.h"
 #include "kernels/convolution.h"
 #include "kernels/mixer.h"
 #include "worker/arena.h"
 #include "worker/mixer_steps.h"
+#include "worker/training/gradients.h"
 #include "worker/training/parameters.h"
 #include "worker/weights.h"
 
@@ -37,6 +39,8 @@ public:
     [[nodiscard]] std::int64_t conv_width() const { return conv_width_; }
     [[nodiscard]] Convolution convolution() const;
     [[nodiscard]] std::int64_t halo_rows() const { return conv_width_ - 1; }
+    /// Whether the convolution's weights are parameters (a family without one has ones, of width 1).
+    [[nodiscard]] bool learns_convolution() const { return !loaded_convolutions_.empty(); }
 
     /// Columns of `projected` that the gates read: the last gate_columns() of them, from gates_first() on.
     [[nodiscard]] std::int64_t gates_first() const { return gates_first_; }
@@ -50,6 +54,28 @@ public:
     /// Turns the mixer's output `o` [rows, heads * d_v] into the rows that out_proj reads, in place.
     virtual void read_out(MatrixView<const float> projected, MatrixView<const float> convolved, MatrixView<float> o,
                           int threads) const = 0;
+
+    // Backward, for training. `projected` and `convolved` are the rows as they were before `gates`; `d_projected` and
+    // `d_convolved` are shaped as they are, and every step fills its own columns. Parameters' gradients are added to.
+
+    /// Of read_out. `o` [rows, heads * d_v]: the mixer's output, used up. `d_y`: the gradient of read_out's result
+    /// comes in, that of `o` goes out. Fills its columns of `d_projected`, and in `d_convolved` those that it reads.
+    virtual void read_out_backward(MatrixView<const float> projected, MatrixView<const float> convolved,
+                                   MatrixView<float> o, MatrixView<float> d_y, MatrixView<float> d_projected,
+                                   MatrixView<float> d_convolved, Gradients& gradients, Arena& arena,
+                                   int threads) const = 0;
+
+    /// Where the gradients of the mixer's inputs are to be added up, all zeroed here: columns of `d_projected` and
+    /// `d_convolved` where they can lie there, else of the arena.
+    [[nodiscard]] virtual MixerGradients input_gradients(MatrixView<float> d_projected, MatrixView<float> d_convolved,
+                                                         Arena& arena) const = 0;
+
+    /// Of gates, after read_out_backward and the mixer's. `inputs`: what input_gradients gave, filled. Makes the gates'
+    /// columns of `d_projected` and all of `d_convolved` complete.
+    virtual void gates_backward(MatrixView<const float> projected, MatrixView<const float> convolved,
+                                const MixerGradients& inputs, MatrixView<float> d_projected,
+                                MatrixView<float> d_convolved, Gradients& gradients, Arena& arena,
+                                int threads) const = 0;
 
     /// The parameters of both steps.
     [[nodiscard]] virtual MixerSteps steps() const = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 
 #include "core/checkpoint.h"
@@ -37,15 +38,24 @@ double bf16_of(double x) {
     return std::ldexp(std::nearbyint(std::ldexp(mantissa, 8)), exponent - 8);
 }
 
-class Reference {
-public:
-    Reference(const std::filesystem::path& folder, int threads, Rounding rounding)
-        : config_(ConfigReader::open(folder / "config.json")),
-          file_(Checkpoint::open(folder)),
-          threads_(threads),
-          rounding_(rounding) {}
+}  // namespace
 
-    Values nll(const std::vector<std::int32_t>& ids) {
+class ReferenceModel::Layers {
+public:
+    Layers(const std::filesystem::path& folder, int threads, Rounding rounding)
+        : config_(ConfigReader::open(folder / "config.json")), threads_(threads), rounding_(rounding) {
+        Checkpoint file = Checkpoint::open(folder);
+        for (const std::string& name : file.names()) {
+            const std::vector<std::int64_t>& shape = file.info(name).shape;
+            const Buffer<float> data = file.load_f32(name, shape);
+            tensors_[name] = {Values(data.begin(), data.end()), data.size() / std::max<std::int64_t>(shape.at(0), 1)};
+        }
+    }
+
+    Values& tensor(const std::string& name) { return tensors_.at(name).values; }
+
+    // The rows that the head reads, as stored, and the head.
+    Rows hidden_states(const std::vector<std::int32_t>& ids) {
         const std::string family = config_.require_string("model_type");
         const bool mamba2 = family == "mamba2" || family == "log_linear_mamba2";
         const bool log_linear = family == "log_linear_mamba2" || family == "h_gated_deltanet";
@@ -58,25 +68,27 @@ public:
             const Rows normed = rms(x, layer + norm + ".weight", eps);
             add(x, mamba2 ? mamba2_mixer(layer + "mixer.", normed, log_linear, eps)
                           : delta_mixer(layer + "attn.", normed, log_linear, eps));
-            if (file_.has(layer + "mlp.gate_proj.weight")) {
+            if (has(layer + "mlp.gate_proj.weight")) {
                 add(x, mlp(layer + "mlp.", rms(x, layer + "mlp_norm.weight", eps)));
             }
         }
-        Rows h = rms(x, body + (mamba2 ? "norm_f" : "norm") + ".weight", eps);
-        h.values.resize(h.values.size() - static_cast<std::size_t>(h.cols));
-        return cross_entropy(stored(h).view(), stored(weight("lm_head.weight")).view(), ids.data() + 1);
+        return stored(rms(x, body + (mamba2 ? "norm_f" : "norm") + ".weight", eps));
+    }
+    Rows head() {
+        const bool mamba2 = config_.require_string("model_type").ends_with("mamba2");
+        const bool tied = config_.get_bool("tie_word_embeddings", false);
+        return stored(weight(!tied    ? "lm_head.weight"
+                             : mamba2 ? "backbone.embeddings.weight"
+                                      : "model.embeddings.weight"));
     }
 
 private:
     [[nodiscard]] std::int64_t hidden() const { return config_.require_int("hidden_size"); }
 
+    [[nodiscard]] bool has(const std::string& name) const { return tensors_.contains(name); }
     // A tensor as rows: its first dimension by the product of the others.
-    Rows weight(const std::string& name) {
-        const std::vector<std::int64_t>& shape = file_.info(name).shape;
-        const Buffer<float> data = file_.load_f32(name, shape);
-        return {Values(data.begin(), data.end()), data.size() / std::max<std::int64_t>(shape.at(0), 1)};
-    }
-    Values vector(const std::string& name) { return weight(name).values; }
+    [[nodiscard]] const Rows& weight(const std::string& name) const { return tensors_.at(name); }
+    [[nodiscard]] const Values& vector(const std::string& name) const { return weight(name).values; }
 
     // What a model with bf16 operands stores as one.
     Values stored(Values values) const {
@@ -88,7 +100,10 @@ private:
     // Operands are stored ones, the sums are not.
     Rows product(const Rows& x, const std::string& name) {
         const Rows w = stored(weight(name + ".weight"));
-        return {matmul(stored(x).view(), w.view(), {}), w.rows()};
+        return {matmul(stored(x).view(), w.view(), bias(name)), w.rows()};
+    }
+    [[nodiscard]] Values bias(const std::string& name) const {
+        return has(name + ".bias") ? vector(name + ".bias") : Values();
     }
     Rows rms(const Rows& x, const std::string& name, double eps) {
         return {group_rms_norm(x.view(), vector(name), x.cols, eps), x.cols};
@@ -97,9 +112,13 @@ private:
         for (std::size_t i = 0; i < x.values.size(); ++i) x.values[i] += y.values[i];
     }
     Rows convolution(const Rows& x, const std::string& name) {
-        const Rows w = weight(name + ".weight");
-        const Values bias = file_.has(name + ".bias") ? vector(name + ".bias") : Values();
-        return stored(Rows{causal_convolution(w.view(), bias, {}, stored(x).view(), true), x.cols});
+        if (!has(name + ".weight")) {  // SiLU alone
+            Rows y = x;
+            for (double& value : y.values) value = silu(value);
+            return stored(std::move(y));
+        }
+        const Rows& w = weight(name + ".weight");
+        return stored(Rows{causal_convolution(w.view(), bias(name), {}, stored(x).view(), true), x.cols});
     }
     Rows mlp(const std::string& prefix, const Rows& x) {
         const Rows gate = stored(product(x, prefix + "gate_proj"));
@@ -118,9 +137,9 @@ private:
     }
 
     Rows mamba2_mixer(const std::string& prefix, const Rows& x, bool log_linear, double eps) {
-        const Values a_log = vector(prefix + "A_log");
-        const Values dt_bias = vector(prefix + "dt_bias");
-        const Values skip = vector(prefix + "D");
+        const Values& a_log = vector(prefix + "A_log");
+        const Values& dt_bias = vector(prefix + "dt_bias");
+        const Values& skip = vector(prefix + "D");
         const auto heads = static_cast<std::int64_t>(a_log.size());
         const std::int64_t groups = config_.get_int("n_groups", 1);
         const std::int64_t state = config_.get_int("state_size", 128);
@@ -150,7 +169,7 @@ private:
         in.v = stored(in.v);
         MixerShape shape{TransitionAlgebra::kScalar, heads, groups, state, head_dim, 0};
         if (log_linear) {
-            const Rows scale = weight(prefix + "L");
+            const Rows& scale = weight(prefix + "L");
             shape.levels = scale.cols;
             level_scales(scale.values, all.columns(2 * inner + 2 * groups * state + heads, heads * shape.levels),
                          in.lambda);
@@ -158,16 +177,19 @@ private:
         Rows y = stored(Rows{mix(shape, in), inner});
         for (std::size_t i = 0; i < y.values.size(); ++i) {
             const std::size_t channel = i % static_cast<std::size_t>(inner);
-            y.values[i] += raw_x[i] * skip[channel / static_cast<std::size_t>(head_dim)];
+            const bool for_channels = static_cast<std::int64_t>(skip.size()) == inner;
+            y.values[i] += raw_x[i] * skip[for_channels ? channel : channel / static_cast<std::size_t>(head_dim)];
         }
-        return product(
-            {gated_rms_norm(y.view(), z.view(), vector(prefix + "norm.weight"), inner / groups, eps, false), inner},
-            prefix + "out_proj");
+        if (!has(prefix + "norm.weight")) return product({swiglu(z.view(), y.view()), inner}, prefix + "out_proj");
+        return product({gated_rms_norm(y.view(), z.view(), vector(prefix + "norm.weight"), inner / groups, eps,
+                                       config_.get_bool("norm_before_gate", false)),
+                        inner},
+                       prefix + "out_proj");
     }
 
     Rows delta_mixer(const std::string& prefix, const Rows& x, bool log_linear, double eps) {
-        const Values a_log = vector(prefix + "A_log");
-        const Values dt_bias = vector(prefix + "dt_bias");
+        const Values& a_log = vector(prefix + "A_log");
+        const Values& dt_bias = vector(prefix + "dt_bias");
         const auto heads = static_cast<std::int64_t>(a_log.size());
         const std::int64_t key_heads = config_.get_int("num_heads", 6);
         const std::int64_t key_dim = config_.get_int("head_dim", 256);
@@ -186,14 +208,18 @@ private:
         for (std::size_t i = 0; i < a.values.size(); ++i) {
             const std::size_t h = i % static_cast<std::size_t>(heads);
             in.log_decay.push_back(log_decay(a_log[h], softplus(a.values[i] + dt_bias[h])));
-            in.beta.push_back(sigmoid(b.values[i]));
+            in.beta.push_back((config_.get_bool("allow_neg_eigval", false) ? 2.0 : 1.0) * sigmoid(b.values[i]));
         }
         if (log_linear) {
-            const Rows scale = weight(prefix + "L");
+            const Rows& scale = weight(prefix + "L");
             shape.levels = scale.cols;
             level_scales(scale.values, product(x, prefix + "l_proj"), in.lambda);
         }
         const Rows o = stored(Rows{mix(shape, in), v.cols});
+        if (!has(prefix + "g_proj.weight")) {
+            return product({group_rms_norm(o.view(), vector(prefix + "o_norm.weight"), shape.value_dim, eps), v.cols},
+                           prefix + "o_proj");
+        }
         const Rows g = stored(product(x, prefix + "g_proj"));
         return product(
             {gated_rms_norm(o.view(), g.view(), vector(prefix + "o_norm.weight"), shape.value_dim, eps, true), v.cols},
@@ -201,16 +227,46 @@ private:
     }
 
     ConfigReader config_;
-    Checkpoint file_;
+    std::map<std::string, Rows> tensors_;
     int threads_;
     Rounding rounding_;
 };
 
-}  // namespace
+ReferenceModel::ReferenceModel(const std::filesystem::path& folder, int threads, Rounding rounding)
+    : layers_(std::make_unique<Layers>(folder, threads, rounding)) {}
+ReferenceModel::~ReferenceModel() = default;
+
+std::vector<double>& ReferenceModel::tensor(const std::string& name) {
+    return layers_->tensor(name);
+}
+
+std::vector<double> ReferenceModel::nll(const std::vector<std::int32_t>& ids) {
+    Rows h = layers_->hidden_states(ids);
+    h.values.resize(h.values.size() - static_cast<std::size_t>(h.cols));
+    return cross_entropy(h.view(), layers_->head().view(), ids.data() + 1);
+}
+
+double ReferenceModel::objective(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& targets,
+                                 double z_loss) {
+    const Rows h = layers_->hidden_states(ids);
+    const Rows head = layers_->head();
+    const Rows logits{matmul(h.view(), head.view(), {}), head.rows()};
+    double sum = 0.0;
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+        if (targets[t] < 0) continue;
+        const double* row = logits.values.data() + t * static_cast<std::size_t>(logits.cols);
+        const double largest = *std::max_element(row, row + logits.cols);
+        double exps = 0.0;
+        for (std::int64_t c = 0; c < logits.cols; ++c) exps += std::exp(row[c] - largest);
+        const double log_sum = largest + std::log(exps);
+        sum += log_sum - row[targets[t]] + z_loss * log_sum * log_sum;
+    }
+    return sum;
+}
 
 std::vector<double> model_nll(const std::filesystem::path& folder, const std::vector<std::int32_t>& ids, int threads,
                               Rounding rounding) {
-    return Reference(folder, threads, rounding).nll(ids);
+    return ReferenceModel(folder, threads, rounding).nll(ids);
 }
 
 }  // namespace fenwick::reference

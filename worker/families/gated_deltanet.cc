@@ -6,6 +6,8 @@
 // gate.
 #include <cmath>
 
+#include "kernels/backward/gates.h"
+#include "kernels/backward/norm.h"
 #include "kernels/gates.h"
 #include "kernels/norm.h"
 #include "worker/families/families.h"
@@ -77,9 +79,57 @@ public:
 
     void read_out(MatrixView<const float> projected, MatrixView<const float> /*convolved*/, MatrixView<float> o,
                   int threads) const override {
-        const GroupNorm norm{shape_.value_dim, norm_.data(), shape_.value_dim, norm_eps_};
-        if (!use_gate_) return group_rms_norm(o, norm, o, threads);
-        gated_rms_norm(o, projected.col_range(2 * keys_ + values_, values_), norm, true, o, threads);
+        if (!use_gate_) return group_rms_norm(o, output_norm(), o, threads);
+        gated_rms_norm(o, projected.col_range(2 * keys_ + values_, values_), output_norm(), true, o, threads);
+    }
+
+    void read_out_backward(MatrixView<const float> projected, MatrixView<const float> /*convolved*/,
+                           MatrixView<float> o, MatrixView<float> d_y, MatrixView<float> d_projected,
+                           MatrixView<float> /*d_convolved*/, Gradients& gradients, Arena& arena,
+                           int threads) const override {
+        float* workspace = arena.take(norm_backward_workspace_floats(values_));
+        float* d_norm = gradients.of(norm_.data());
+        if (!use_gate_) return group_rms_norm_backward(o, output_norm(), d_y, d_y, d_norm, threads, workspace);
+        const std::int64_t gate = 2 * keys_ + values_;
+        gated_rms_norm_backward(o, projected.col_range(gate, values_), output_norm(), true, d_y, d_y,
+                                d_projected.col_range(gate, values_), d_norm, threads, workspace);
+    }
+
+    [[nodiscard]] MixerGradients input_gradients(MatrixView<float> d_projected, MatrixView<float> d_convolved,
+                                                 Arena& /*arena*/) const override {
+        const std::int64_t heads = shape_.heads;
+        zero_rows(d_convolved);
+        zero_rows(d_projected.col_range(gates_first_, gate_columns()));
+        MixerGradients inputs;
+        inputs.q = d_convolved.col_range(0, keys_);
+        inputs.k = d_convolved.col_range(keys_, keys_);
+        inputs.v = d_convolved.col_range(2 * keys_, values_);
+        inputs.log_decay = d_projected.col_range(gates_first_, heads);
+        inputs.beta = d_projected.col_range(gates_first_ + heads, heads);
+        if (shape_.log_linear()) {
+            inputs.lambda = d_projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels);
+        }
+        return inputs;
+    }
+
+    void gates_backward(MatrixView<const float> projected, MatrixView<const float> convolved,
+                        const MixerGradients& inputs, MatrixView<float> /*d_projected*/,
+                        MatrixView<float> /*d_convolved*/, Gradients& gradients, Arena& arena,
+                        int threads) const override {
+        const std::int64_t heads = shape_.heads;
+        l2_norm_backward(convolved.col_range(0, keys_), shape_.key_dim, kL2Epsilon, query_scale_, inputs.q, inputs.q,
+                         threads);
+        l2_norm_backward(convolved.col_range(keys_, keys_), shape_.key_dim, kL2Epsilon, 1.0F, inputs.k, inputs.k,
+                         threads);
+        float* workspace =
+            arena.take(gates_backward_workspace_floats(heads * std::max(shape_.levels, kGateParameters)));
+        delta_gates_backward({dt_bias_.data(), a_log_.data(), negative_eigenvalues_},
+                             projected.col_range(gates_first_, heads), projected.col_range(gates_first_ + heads, heads),
+                             inputs.log_decay, inputs.beta, inputs.log_decay, inputs.beta,
+                             gradients.of(dt_bias_.data()), gradients.of(a_log_.data()), threads, workspace);
+        if (!shape_.log_linear()) return;
+        level_scales_backward(level_scale_.data(), projected.col_range(gates_first_ + 2 * heads, heads * shape_.levels),
+                              inputs.lambda, inputs.lambda, gradients.of(level_scale_.data()), threads, workspace);
     }
 
     [[nodiscard]] MixerSteps steps() const override {
@@ -115,6 +165,12 @@ public:
     }
 
 private:
+    static constexpr std::int64_t kGateParameters = 2;  // dt_bias and A_log, a value a head
+
+    [[nodiscard]] GroupNorm output_norm() const {
+        return {shape_.value_dim, norm_.data(), shape_.value_dim, norm_eps_};
+    }
+
     void load_projections(const WeightReader& weights, std::int64_t hidden) {
         const std::int64_t heads = shape_.heads;
         use_gate_ = weights.config().get_bool("use_gate", true);

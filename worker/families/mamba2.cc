@@ -7,6 +7,9 @@
 #include <limits>
 
 #include "kernels/activations.h"
+#include "kernels/backward/activations.h"
+#include "kernels/backward/gates.h"
+#include "kernels/backward/norm.h"
 #include "kernels/gates.h"
 #include "kernels/norm.h"
 #include "worker/families/families.h"
@@ -66,7 +69,7 @@ public:
         const MatrixView<float> dt = gate_rows.col_range(0, heads);
         const MatrixView<float> log_decay = arena.matrix(rows, heads);
         const MatrixView<float> v = arena.matrix(rows, inner_);
-        mamba2_gates({dt_bias_.data(), a_log_.data(), dt_min_, dt_max_}, dt, dt, log_decay, threads);
+        mamba2_gates(step_gates(), dt, dt, log_decay, threads);
         scale_heads(convolved.col_range(0, inner_), dt, v, threads);
         MixerInputs inputs;
         inputs.k = convolved.col_range(inner_, keys);
@@ -86,13 +89,68 @@ public:
         add_skip(skip_.data(), skip_.size(), convolved.col_range(0, inner_), o, threads);
         const MatrixView<const float> z = projected.col_range(0, inner_);
         if (norm_.size() == 0) return swiglu(z, o, o, threads);
-        const GroupNorm norm{inner_ / shape_.key_heads, norm_.data(), inner_, norm_eps_};
-        gated_rms_norm(o, z, norm, norm_before_gate_, o, threads);
+        gated_rms_norm(o, z, output_norm(), norm_before_gate_, o, threads);
+    }
+
+    void read_out_backward(MatrixView<const float> projected, MatrixView<const float> convolved, MatrixView<float> o,
+                           MatrixView<float> d_y, MatrixView<float> d_projected, MatrixView<float> d_convolved,
+                           Gradients& gradients, Arena& arena, int threads) const override {
+        const MatrixView<const float> x = convolved.col_range(0, inner_);
+        const MatrixView<const float> z = projected.col_range(0, inner_);
+        const MatrixView<float> d_z = d_projected.col_range(0, inner_);
+        add_skip(skip_.data(), skip_.size(), x, o, threads);
+        if (norm_.size() == 0) {
+            swiglu_backward(z, o, d_y, d_z, o, threads);
+            copy_rows(o, d_y);
+        } else {
+            gated_rms_norm_backward(o, z, output_norm(), norm_before_gate_, d_y, d_y, d_z, gradients.of(norm_.data()),
+                                    threads, arena.take(norm_backward_workspace_floats(inner_)));
+        }
+        add_skip_backward(skip_.data(), skip_.size(), x, d_y, d_convolved.col_range(0, inner_),
+                          gradients.of(skip_.data()), threads,
+                          arena.take(gates_backward_workspace_floats(skip_.size())));
+    }
+
+    [[nodiscard]] MixerGradients input_gradients(MatrixView<float> d_projected, MatrixView<float> d_convolved,
+                                                 Arena& arena) const override {
+        const std::int64_t keys = shape_.key_heads * shape_.key_dim;
+        MixerGradients inputs;
+        inputs.k = d_convolved.col_range(inner_, keys);
+        inputs.q = d_convolved.col_range(inner_ + keys, keys);
+        inputs.v = arena.matrix(d_projected.rows, inner_);
+        inputs.log_decay = arena.matrix(d_projected.rows, shape_.heads);
+        if (shape_.log_linear()) {
+            inputs.lambda = d_projected.col_range(gates_first_ + shape_.heads, shape_.heads * shape_.levels);
+        }
+        for (const MatrixView<float>& each : {inputs.k, inputs.q, inputs.v, inputs.log_decay, inputs.lambda}) {
+            zero_rows(each);
+        }
+        return inputs;
+    }
+
+    void gates_backward(MatrixView<const float> projected, MatrixView<const float> convolved,
+                        const MixerGradients& inputs, MatrixView<float> d_projected, MatrixView<float> d_convolved,
+                        Gradients& gradients, Arena& arena, int threads) const override {
+        const std::int64_t heads = shape_.heads;
+        const MatrixView<const float> raw = projected.col_range(gates_first_, heads);
+        const MatrixView<float> dt = arena.matrix(projected.rows, heads);
+        const MatrixView<float> log_decay = arena.matrix(projected.rows, heads);
+        const MatrixView<float> d_dt = d_projected.col_range(gates_first_, heads);
+        mamba2_gates(step_gates(), raw, dt, log_decay, threads);
+        scale_heads_backward(convolved.col_range(0, inner_), dt, inputs.v, d_convolved.col_range(0, inner_), true, d_dt,
+                             threads);
+        float* workspace =
+            arena.take(gates_backward_workspace_floats(heads * std::max(shape_.levels, kGateParameters)));
+        mamba2_gates_backward(step_gates(), raw, d_dt, inputs.log_decay, d_dt, gradients.of(dt_bias_.data()),
+                              gradients.of(a_log_.data()), threads, workspace);
+        if (!shape_.log_linear()) return;
+        level_scales_backward(level_scale_.data(), projected.col_range(gates_first_ + heads, heads * shape_.levels),
+                              inputs.lambda, inputs.lambda, gradients.of(level_scale_.data()), threads, workspace);
     }
 
     [[nodiscard]] MixerSteps steps() const override {
         Mamba2Steps steps;
-        steps.gates = {dt_bias_.data(), a_log_.data(), dt_min_, dt_max_};
+        steps.gates = step_gates();
         steps.level_scale = level_scale_.data();
         steps.skip = skip_.data();
         steps.skip_count = skip_.size();
@@ -117,6 +175,11 @@ public:
     }
 
 private:
+    static constexpr std::int64_t kGateParameters = 2;  // dt_bias and A_log, a value a head
+
+    [[nodiscard]] Mamba2Gates step_gates() const { return {dt_bias_.data(), a_log_.data(), dt_min_, dt_max_}; }
+    [[nodiscard]] GroupNorm output_norm() const { return {inner_ / shape_.key_heads, norm_.data(), inner_, norm_eps_}; }
+
     void read_dt_limit(const ConfigReader& config) {
         const char* name = config.is_null("dt_limit") ? "time_step_limit" : "dt_limit";
         const std::vector<double> limit = config.get_doubles(name);
