@@ -90,15 +90,40 @@ void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int t
 
 void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, Compute compute,
               const Lead& lead) {
+    run_rank(comm, [&] { return take_part(model, comm, threads, compute, lead); });
+}
+
+void run_rank(Communicator& comm, const std::function<std::exception_ptr()>& part) {
     std::exception_ptr error;
     try {
-        error = take_part(model, comm, threads, compute, lead);
+        error = part();
     } catch (...) {
         const Error error_here = current_error(comm.rank());
         comm.abort(error_here.what(), end_code(comm, error_here.code()));
         throw;
     }
     if (error != nullptr) std::rethrow_exception(error);
+}
+
+void run_thread_parts(int ranks, const std::function<std::exception_ptr(Communicator&)>& part) {
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+        try {
+            errors[static_cast<std::size_t>(comm.rank())] = part(comm);
+        } catch (const PeerLostError&) {
+            throw;
+        } catch (...) {
+            throw current_error(comm.rank());
+        }
+    });
+    for (const std::exception_ptr& error : errors) {
+        if (error == nullptr) continue;
+        try {
+            std::rethrow_exception(error);
+        } catch (const PeerFailed&) {
+            continue;  // another one of these says why
+        }
+    }
 }
 
 void together(Communicator& comm, const std::function<void()>& step) {

@@ -1,6 +1,7 @@
 // Where a gang lives: thread ranks of this process, or the processes of an MPI world.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -68,6 +69,13 @@ void run_thread_gang(const std::shared_ptr<const Model>& model, int ranks, int t
 /// aborts the world: with its own exit code, or, where a peer was lost and progress is saved, with kInterrupted.
 void run_gang(const std::shared_ptr<const Model>& model, Communicator& comm, int threads, Compute compute,
               const Lead& lead);
+
+/// Runs this rank's part of the world of `comm`. What it throws is this rank's error alone: the world is aborted, as
+/// run_gang says. What it returns is an error that all ranks know of, or nothing: it is thrown, and the world is whole.
+void run_rank(Communicator& comm, const std::function<std::exception_ptr()>& part);
+
+/// The same for `ranks` ranks that are threads of this process. Throws the first error that is more than PeerFailed.
+void run_thread_parts(int ranks, const std::function<std::exception_ptr(Communicator&)>& part);
 
 /// Does `step` on this rank and learns whether it went well on all of them. Where it failed, the lowest such rank
 /// throws its error and the others PeerFailed with its code.

@@ -90,6 +90,7 @@ int main(int argc, char** argv) {
         app.footer(kFooter);
         Command command;
         fenwick::add_score_command(app, command);
+        fenwick::add_train_command(app, command);
         fenwick::add_plan_command(app, command);
         fenwick::add_init_command(app, command);
         fenwick::add_doctor_command(app, command);

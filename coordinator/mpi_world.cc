@@ -4,17 +4,61 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
+#include <exception>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "coordinator/gang_host.h"
 #include "core/errors.h"
 #include "parallel/collectives.h"
+#include "parallel/end_guard.h"
+#include "parallel/mpi_communicator.h"
+#include "parallel/mpi_monitor.h"
 #include "parallel/world_guard.h"
 #include "worker/gpu.h"
 
 namespace fenwick {
+
+int run_in_mpi_world(const MpiRun& run, const std::function<int(Communicator&, int)>& body) {
+    const auto timeout = std::chrono::milliseconds(std::llround(1000 * run.comm_timeout));
+    int code = 0;
+    std::exception_ptr error;
+    // What a rank that is missing makes wait for ever, before and after the monitor watches.
+    std::optional<EndGuard> guard(std::in_place, time_to_notice(timeout), [&] {
+        end_process(fmt::format("MPI did not start within {} s (--comm-timeout): not all ranks came. {}",
+                                run.comm_timeout, missing_ranks_on_host()),
+                    run.resumable ? ExitCode::kInterrupted : ExitCode::kUnavailable);
+    });
+    {
+        const MpiEnvironment environment;
+        MpiCommunicator comm;
+        comm.status().set_resumable_look(run.has_progress);
+        const int local_rank = comm.local_rank();
+        {
+            const MpiMonitor monitor(comm, timeout);
+            guard.reset();
+            // Errors that every rank knows of leave the world whole: it is ended in order before they go on.
+            try {
+                code = body(comm, local_rank);
+            } catch (...) {
+                error = std::current_exception();
+            }
+            comm.status().set_step({Activity::kEnding, -1, 0, {}});
+        }
+        guard.emplace(timeout, [&] {
+            end_process(fmt::format("MPI did not end within {} s, although the work is done. {}", run.comm_timeout,
+                                    missing_ranks_on_host()),
+                        static_cast<ExitCode>(code));
+        });
+    }
+    guard.reset();
+    if (error != nullptr) std::rethrow_exception(error);
+    return code;
+}
 
 int mpi_ranks_on_host(int world_size) {
     for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {

@@ -1,19 +1,15 @@
 #include "coordinator/output_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <string_view>
 #include <system_error>
 
+#include "coordinator/folder_lock.h"
 #include "core/errors.h"
 
 namespace fenwick {
@@ -26,10 +22,6 @@ constexpr std::size_t kNamesInMessage = 5;
 
 [[noreturn]] void throw_unavailable(const fs::path& path, const char* action, const std::error_code& error) {
     throw UnavailableError(fmt::format("{}: cannot {}: {}", path.string(), action, error.message()));
-}
-
-std::error_code last_error() {
-    return {errno, std::generic_category()};
 }
 
 bool is_temporary(std::string_view name) {
@@ -162,7 +154,10 @@ OutputFolder::OutputFolder(fs::path path, OpenMode mode) : path_(std::move(path)
         if (error) throw_unavailable(path_, "create the output folder", error);
         created_ = true;
     }
-    lock();
+    lock_ = lock_file(work() / kLockName,
+                      fmt::format("--output {}: another run of fenwick is writing there; wait for its end or use "
+                                  "another folder",
+                                  path_.string()));
     if (mode == OpenMode::kOverwrite) remove_outputs(path_);
     for (const fs::path& folder : {path_ / "nll", work()}) {
         fs::create_directories(folder, error);
@@ -171,37 +166,6 @@ OutputFolder::OutputFolder(fs::path path, OpenMode mode) : path_(std::move(path)
     remove_temporaries(path_);
     remove_temporaries(path_ / "nll");
     remove_temporaries(work());
-}
-
-void OutputFolder::lock() {
-    std::error_code error;
-    const fs::path file = work() / kLockName;
-    // A run that ends removes work/ with the lock: a lock taken on a name that is gone is taken again.
-    for (int attempt = 0; attempt < 100; ++attempt) {
-        fs::create_directories(work(), error);
-        if (error) throw_unavailable(work(), "create", error);
-        FileDescriptor fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-        if (fd.get() < 0) {
-            if (errno == ENOENT) continue;
-            throw_unavailable(file, "create the lock file", last_error());
-        }
-        if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-            if (errno == EWOULDBLOCK) {
-                throw UnavailableError(fmt::format(
-                    "--output {}: another run of fenwick is writing there; wait for its end or use another folder",
-                    path_.string()));
-            }
-            throw_unavailable(file, "lock", last_error());
-        }
-        struct stat opened = {};
-        struct stat named = {};
-        if (::fstat(fd.get(), &opened) != 0) throw_unavailable(file, "stat", last_error());
-        if (::stat(file.c_str(), &named) == 0 && named.st_ino == opened.st_ino && named.st_dev == opened.st_dev) {
-            lock_ = std::move(fd);
-            return;
-        }
-    }
-    throw UnavailableError(fmt::format("{}: cannot take the lock: the file keeps disappearing", file.string()));
 }
 
 void OutputFolder::remove_work() {

@@ -51,8 +51,6 @@ public:
     void remove_work();
 
 private:
-    void lock();
-
     std::filesystem::path path_;
     FileDescriptor lock_;
     bool created_ = false;

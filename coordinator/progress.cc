@@ -29,23 +29,28 @@ Progress::Mode Progress::choose(bool silent) {
 }
 
 void Progress::begin(std::int64_t index, const std::string& custom_id, std::int64_t tokens, std::int64_t position) {
-    index_ = index;
-    custom_id_ = custom_id.size() <= kIdCharacters ? custom_id : custom_id.substr(0, kIdCharacters - 3) + "...";
-    tokens_ = tokens;
+    const std::string id =
+        custom_id.size() <= kIdCharacters ? custom_id : custom_id.substr(0, kIdCharacters - 3) + "...";
+    begin_work(fmt::format("document {} of {} ({})", index + 1, documents_, id), tokens, "tokens", position);
+}
+
+void Progress::begin_work(const std::string& name, std::int64_t total, const std::string& unit, std::int64_t position) {
+    name_ = name;
+    unit_ = unit;
+    total_ = total;
     first_position_ = position;
     start_ = Clock::now();
     if (mode_ == Mode::kBar) advance(position);
 }
 
 std::string Progress::text(std::int64_t position, Clock::time_point now) const {
-    const double done = tokens_ > 0 ? static_cast<double>(position) / static_cast<double>(tokens_) : 1.0;
-    std::string line = fmt::format("document {} of {} ({}): {:5.1f} %, {} of {} tokens", index_ + 1, documents_,
-                                   custom_id_, 100 * done, position, tokens_);
+    const double done = total_ > 0 ? static_cast<double>(position) / static_cast<double>(total_) : 1.0;
+    std::string line = fmt::format("{}: {:5.1f} %, {} of {} {}", name_, 100 * done, position, total_, unit_);
     const double seconds = std::chrono::duration<double>(now - start_).count();
     if (position > first_position_ && seconds > 0) {
         const double rate = static_cast<double>(position - first_position_) / seconds;
-        line += fmt::format(", {:.0f} tokens/s, {} left", rate,
-                            duration_text(static_cast<double>(tokens_ - position) / rate));
+        line += fmt::format(", {:.{}f} {}/s, {} left", rate, rate < 100 ? 1 : 0, unit_,
+                            duration_text(static_cast<double>(total_ - position) / rate));
     }
     return line;
 }
@@ -56,7 +61,7 @@ void Progress::advance(std::int64_t position) {
         last_line_ = now;
         fmt::print(stderr, "{}\n", text(position, now));
     } else if (mode_ == Mode::kBar) {
-        const auto cells = static_cast<std::size_t>(tokens_ > 0 ? position * kBarCells / tokens_ : kBarCells);
+        const auto cells = static_cast<std::size_t>(total_ > 0 ? position * kBarCells / total_ : kBarCells);
         fmt::print(stderr, "\r\x1b[K[{}{}] {}", std::string(cells, '#'), std::string(kBarCells - cells, '.'),
                    text(position, now));
         std::fflush(stderr);

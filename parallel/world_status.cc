@@ -22,10 +22,14 @@ std::string step_text(const Step& step) {
             return "restoring a saved state";
         case Activity::kEnding:
             return "ending";
+        case Activity::kSaving:
+            return fmt::format("saving after training step {}", step.first_token);
         case Activity::kPass:
+        case Activity::kTraining:
             break;
     }
-    std::string text = fmt::format("the pass at token {}", step.first_token);
+    std::string text = step.activity == Activity::kTraining ? fmt::format("training step {}", step.first_token)
+                                                            : fmt::format("the pass at token {}", step.first_token);
     if (step.layer >= 0) text = fmt::format("layer {} of {}", step.layer, text);
     if (step.part.front() != '\0') text += fmt::format(", {}", step.part.data());
     return text;

@@ -15,13 +15,15 @@ enum class Activity : std::int32_t {
     kPass,
     kRestoring,
     kEnding,
+    kTraining,
+    kSaving,
 };
 
 /// Small and without pointers: it travels between ranks.
 struct Step {
     Activity activity = Activity::kStarting;
     std::int32_t layer = -1;       ///< from 0; -1: none yet
-    std::int64_t first_token = 0;  ///< of the pass, in its document
+    std::int64_t first_token = 0;  ///< of the pass, in its document; kTraining, kSaving: the number of the step
     std::array<char, 32> part{};   ///< within the layer: "halo", "exchange, round 0"; may be empty
 
     /// Cut to what fits.

@@ -18,6 +18,7 @@ struct Command {
 
 // Each registers its verb in `app`; when the verb is parsed, `chosen` is filled in.
 void add_score_command(CLI::App& app, Command& chosen);
+void add_train_command(CLI::App& app, Command& chosen);
 void add_plan_command(CLI::App& app, Command& chosen);
 void add_init_command(CLI::App& app, Command& chosen);
 void add_doctor_command(CLI::App& app, Command& chosen);

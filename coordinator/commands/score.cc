@@ -3,14 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "coordinator/commands/commands.h"
 #include "coordinator/gang_host.h"
@@ -20,10 +14,7 @@
 #include "coordinator/score_job.h"
 #include "coordinator/score_options.h"
 #include "coordinator/stop_signal.h"
-#include "parallel/collectives.h"
-#include "parallel/end_guard.h"
 #include "parallel/mpi_communicator.h"
-#include "parallel/mpi_monitor.h"
 #include "parallel/self_communicator.h"
 #include "parallel/world_guard.h"
 #include "worker/gpu.h"
@@ -118,41 +109,10 @@ int score_in_mpi_world(const ScoreOptions& options, Communicator& comm, int loca
 }
 
 int score_under_mpi(const ScoreOptions& options) {
-    const auto timeout = std::chrono::milliseconds(std::llround(1000 * options.comm_timeout));
-    const bool resumable = options.resume && has_progress(options.output);
-    int code = 0;
-    std::exception_ptr error;
-    // What a rank that is missing makes wait for ever, before and after the monitor watches.
-    std::optional<EndGuard> guard(std::in_place, time_to_notice(timeout), [&] {
-        end_process(fmt::format("MPI did not start within {} s (--comm-timeout): not all ranks came. {}",
-                                options.comm_timeout, missing_ranks_on_host()),
-                    resumable ? ExitCode::kInterrupted : ExitCode::kUnavailable);
-    });
-    {
-        const MpiEnvironment environment;
-        MpiCommunicator comm;
-        comm.status().set_resumable_look([&] { return has_progress(options.output); });
-        const int local_rank = comm.local_rank();
-        {
-            const MpiMonitor monitor(comm, timeout);
-            guard.reset();
-            // Errors that every rank knows of leave the world whole: it is ended in order before they go on.
-            try {
-                code = score_in_mpi_world(options, comm, local_rank);
-            } catch (...) {
-                error = std::current_exception();
-            }
-            comm.status().set_step({Activity::kEnding, -1, 0, {}});
-        }
-        guard.emplace(timeout, [&] {
-            end_process(fmt::format("MPI did not end within {} s, although the work is done. {}", options.comm_timeout,
-                                    missing_ranks_on_host()),
-                        static_cast<ExitCode>(code));
-        });
-    }
-    guard.reset();
-    if (error != nullptr) std::rethrow_exception(error);
-    return code;
+    const MpiRun run{options.comm_timeout, options.resume && has_progress(options.output),
+                     [&] { return has_progress(options.output); }};
+    return run_in_mpi_world(
+        run, [&](Communicator& comm, int local_rank) { return score_in_mpi_world(options, comm, local_rank); });
 }
 
 int score_with_threads(const ScoreOptions& options) {
