@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""MQAR, multi-query associative recall (Arora et al., arXiv 2312.04927): pairs of keys and values, then every key once
+more, at distances that follow a power law, and its value is to be predicted. Each family at each width with each learning
+rate; the best rate counts. Writes mqar.md and mqar.svg into the output folder.
+
+usage: ops/experiments/mqar.py --output DIR [--fenwick PROGRAM] [--device cuda --dtype bf16]"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import experiment as lab
+
+
+def sequence(draw, length, pairs, vocab):
+    """Tokens and the places of answers. Keys are in [1, vocab / 2), values in [vocab / 2, vocab), 0 fills up."""
+    keys = draw.sample(range(1, vocab // 2), pairs)
+    values = [draw.randrange(vocab // 2, vocab) for _ in keys]
+    tokens = [token for pair in zip(keys, values) for token in pair]
+    # A query is a key and its value on two neighbouring places. Gap g of the (length - 2 pairs) / 2 has weight
+    # 1 / (g + 1): most questions come soon, some very late.
+    places = list(range((length - 2 * pairs) // 2))
+    chosen = []
+    weights = [1.0 / (place + 1) for place in places]
+    for _ in keys:
+        place = draw.choices(places, weights)[0]
+        weights[place] = 0.0
+        chosen.append(place)
+    rest = [0] * (length - 2 * pairs)
+    targets = []
+    for key, value, place in zip(keys, values, chosen):
+        rest[2 * place] = key
+        rest[2 * place + 1] = value
+        targets.append(2 * pairs + 2 * place + 1)
+    return tokens + rest, sorted(targets)
+
+
+def write_sequences(path, count, seed, options):
+    if path.exists():
+        return path
+    draw = random.Random(seed)
+    with open(path.with_suffix(".part"), "w") as file:
+        for number in range(count):
+            tokens, targets = sequence(draw, options.length, options.pairs, options.vocab)
+            file.write(json.dumps({"custom_id": str(number), "tokens": tokens, "targets": targets}) + "\n")
+    path.with_suffix(".part").rename(path)
+    return path
+
+
+def accuracy_of(options, family, width, rate, files):
+    name = f"{family.lower().replace(' ', '_')}-{width}"
+    head_dim = min(width, options.head_dim)
+    gated_delta = "DeltaNet" in family
+    model = lab.init(options, options.output / "models" / name, family, hidden=width, layers=options.layers,
+                     heads=max(1, width // head_dim), head_dim=head_dim, vocab=options.vocab,
+                     **({} if gated_delta else {"state": options.state}))
+    rows = lab.train(options, options.output / "runs" / f"{name}-{rate:g}", model, {
+        "data": {"files": [files[0]], "sequence_tokens": options.length,
+                 "batch_tokens": options.length * options.batch, "seed": options.seed},
+        "optimizer": {"lr": rate, "weight_decay": 0.1, "clip_norm": 1.0},
+        "schedule": {"kind": "cosine", "steps": options.steps, "warmup_steps": options.steps // 10},
+        "validation": {"files": [files[1]], "every_steps": max(1, options.steps // 8), "batches": 1 << 20},
+        "checkpoint": {"every_steps": max(1, options.steps // 4)},
+        "log": {"every_steps": max(1, options.steps // 100)},
+    })
+    return max(row["validation"]["accuracy"] for row in rows if "validation" in row)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    lab.add_options(parser)
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], help="learning rates")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--pairs", type=int, default=64)
+    parser.add_argument("--vocab", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--head-dim", type=int, default=16)
+    parser.add_argument("--state", type=int, default=16, help="state size of a Mamba-2 head")
+    parser.add_argument("--batch", type=int, default=128, help="sequences of a step")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--sequences", type=int, default=100_000, help="of the training data")
+    parser.add_argument("--validation", type=int, default=1000, help="sequences that are not trained on")
+    parser.add_argument("--families", nargs="+", default=list(lab.FAMILIES), choices=list(lab.FAMILIES))
+    options = parser.parse_args()
+
+    data = options.output / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    files = [lab.tokenize(options, data / f"{name}.tokens",
+                          write_sequences(data / f"{name}.jsonl", count, options.seed + shift, options),
+                          vocab=options.vocab)
+             for name, count, shift in (("train", options.sequences, 0), ("validation", options.validation, 1_000_000))]
+    found = {}
+    for family in options.families:
+        for width in options.widths:
+            by_rate = {rate: accuracy_of(options, family, width, rate, files) for rate in options.rates}
+            found[family, width] = max(by_rate.values())
+            lab.say(f"{family}, width {width}: " + ", ".join(f"{a:.1%} at {r:g}" for r, a in by_rate.items()))
+    lab.write_table(options.output / "mqar.md", "MQAR: share of answers predicted",
+                    ["family", *(f"width {width}" for width in options.widths)],
+                    [[family, *(f"{100 * found[family, width]:.1f} %" for width in options.widths)]
+                     for family in options.families],
+                    [f"{options.pairs} pairs in {options.length} tokens, vocabulary {options.vocab}, {options.layers} layers, "
+                     f"{options.steps} steps of {options.batch} sequences, best of the rates {options.rates}, seed {options.seed}."])
+    lab.plot(options.output / "mqar.svg",
+             {family: (options.widths, [100 * found[family, width] for width in options.widths])
+              for family in options.families}, "width of the model", "answers predicted, %", "MQAR")
+
+
+if __name__ == "__main__":
+    main()
