@@ -17,11 +17,12 @@ inline constexpr std::int64_t kVocabPanel = 512;  ///< most vocabulary columns o
 
 /// nll[t] = logsumexp(h_t W^T) - (h_t W^T)[targets[t]] in nats, for h [rows, hidden], W = lm_head [vocab, hidden],
 /// targets [rows], nll [rows]. Tiles follow the fixed-tile rule of matmul.h: kRowTile rows by panels of the vocabulary,
-/// with a running maximum and sum. A NaN or an infinity in any logit makes that row's loss NaN.
+/// with a running maximum and sum. `most_likely` [rows], where given: 1 if no other logit is above the target's, else 0
+/// (0 as well where the loss is NaN). A NaN or an infinity in any logit makes that row's loss NaN.
 /// Throws InternalError for shapes that disagree or a target outside [0, vocab), UnavailableError from
 /// initialise_blas().
 void cross_entropy(MatrixView<const float> h, MatrixView<const float> lm_head, const std::int32_t* targets, float* nll,
-                   int threads, float* workspace);
+                   int threads, float* workspace, std::uint8_t* most_likely = nullptr);
 
 /// Floats of workspace that logits_rows needs.
 [[nodiscard]] constexpr std::int64_t logits_workspace_floats(std::int64_t hidden, std::int64_t vocab) {

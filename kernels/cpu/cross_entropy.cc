@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "core/errors.h"
 #include "kernels/cpu/padded_tile.h"
@@ -21,7 +22,7 @@ void require_shapes(MatrixView<const float> h, MatrixView<const float> lm_head) 
 
 /// Losses of one tile: `in` has kRowTile rows, of which `rows` count.
 void tile_losses(MatrixView<const float> in, std::int64_t rows, MatrixView<const float> lm_head,
-                 const std::int32_t* targets, float* nll, float* logits) {
+                 const std::int32_t* targets, float* nll, std::uint8_t* most_likely, float* logits) {
     const std::int64_t width = panel_width(lm_head.rows, kVocabPanel);
     std::array<RunningSum, kRowTile> running;
     for (std::int64_t first = 0; first < lm_head.rows; first += width) {
@@ -37,13 +38,14 @@ void tile_losses(MatrixView<const float> in, std::int64_t rows, MatrixView<const
     }
     for (std::int64_t r = 0; r < rows; ++r) {
         nll[r] = static_cast<float>(running[r].log_sum() - static_cast<double>(running[r].target));
+        if (most_likely != nullptr) most_likely[r] = running[r].target >= running[r].maximum && !std::isnan(nll[r]);
     }
 }
 
 }  // namespace
 
 void cross_entropy(MatrixView<const float> h, MatrixView<const float> lm_head, const std::int32_t* targets, float* nll,
-                   int threads, float* workspace) {
+                   int threads, float* workspace, std::uint8_t* most_likely) {
     require_shapes(h, lm_head);
     for (std::int64_t t = 0; t < h.rows; ++t) {
         if (targets[t] < 0 || targets[t] >= lm_head.rows) {
@@ -63,7 +65,8 @@ void cross_entropy(MatrixView<const float> h, MatrixView<const float> lm_head, c
             copy_padded(in, tail);
             in = tail;
         }
-        tile_losses(in, rows, lm_head, targets + first, nll + first, logits + thread * kRowTile * kVocabPanel);
+        tile_losses(in, rows, lm_head, targets + first, nll + first,
+                    most_likely == nullptr ? nullptr : most_likely + first, logits + thread * kRowTile * kVocabPanel);
     });
 }
 

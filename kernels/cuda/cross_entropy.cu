@@ -14,7 +14,8 @@ constexpr int kHeld = static_cast<int>(kVocabTile) / 32 / 4;  // accesses of a l
 
 /// One warp a row: adds `count` logits, of the vocabulary from `first` on. The last tile writes the loss.
 __global__ void add_tile_kernel(const float* logits, std::int64_t stride, std::int64_t first, int count, bool last,
-                                const std::int32_t* targets, RunningSum* running, float* nll, int rows) {
+                                const std::int32_t* targets, RunningSum* running, float* nll, std::uint8_t* most_likely,
+                                int rows) {
     const int row = static_cast<int>(blockIdx.x) * kRowsOfBlock + static_cast<int>(threadIdx.y);
     if (row >= rows) return;
     const float* values = logits + row * stride;
@@ -61,6 +62,7 @@ __global__ void add_tile_kernel(const float* logits, std::int64_t stride, std::i
     if (!last) return;
     const double loss = static_cast<double>(maximum) + log(state.sum) - static_cast<double>(state.target);
     nll[row] = targets[row] < 0 ? 0.0F : static_cast<float>(loss);
+    if (most_likely != nullptr) most_likely[row] = state.target >= maximum && !isnan(loss) ? 1 : 0;
 }
 
 }  // namespace
@@ -91,7 +93,8 @@ void add_logits(const CrossEntropyCall& call, const LogitsTile& tile, RunningSum
     const auto blocks = static_cast<unsigned>((tile.rows + kRowsOfBlock - 1) / kRowsOfBlock);
     add_tile_kernel<<<blocks, dim3(32, kRowsOfBlock), 0, stream>>>(
         tile.logits, tile.width, tile.first, static_cast<int>(tile.count), tile.first + tile.count == call.vocab,
-        call.targets + tile.row, running, call.nll + tile.row, static_cast<int>(tile.rows));
+        call.targets + tile.row, running, call.nll + tile.row,
+        call.most_likely == nullptr ? nullptr : call.most_likely + tile.row, static_cast<int>(tile.rows));
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 

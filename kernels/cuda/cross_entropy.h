@@ -19,6 +19,7 @@ struct CrossEntropyCall {
     std::int64_t rows = 0;
     std::int64_t hidden = 0;
     std::int64_t vocab = 0;
+    std::uint8_t* most_likely = nullptr;  ///< [rows] as kernels/cross_entropy.h's; null: not asked for
 };
 
 /// Bytes of device workspace (256-byte aligned), whatever the rows.

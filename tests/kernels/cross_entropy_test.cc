@@ -55,6 +55,29 @@ TEST_CASE("cross_entropy equals the double reference") {
     }
 }
 
+TEST_CASE("cross_entropy says where the target is the most likely") {
+    const std::int64_t vocab = GENERATE(1, 7, 1030);
+    const std::int64_t rows = 259;
+    const TestMatrix lm_head = TestMatrix::normal(vocab, kHidden, 1, 0.5F);
+    const TestMatrix h = TestMatrix::normal(rows, kHidden, 3);
+    // Every second target is the row's largest logit.
+    std::vector<std::int32_t> targets = random_ids(rows, vocab, 5);
+    const std::vector<double> logits = reference::matmul(DoubleMatrix(h).view, DoubleMatrix(lm_head).view, {});
+    std::vector<std::uint8_t> expected;
+    for (std::int64_t r = 0; r < rows; ++r) {
+        const auto row = logits.begin() + r * vocab;
+        const auto best = static_cast<std::int32_t>(std::max_element(row, row + vocab) - row);
+        auto& target = targets[static_cast<std::size_t>(r)];
+        if (r % 2 == 0) target = best;
+        expected.push_back(target == best ? 1 : 0);
+    }
+    std::vector<std::uint8_t> most_likely(static_cast<std::size_t>(rows), 9);
+    std::vector<float> nll(static_cast<std::size_t>(rows));
+    std::vector<float> workspace(static_cast<std::size_t>(cross_entropy_workspace_floats(kHidden, 2)));
+    cross_entropy(h.view(), lm_head.view(), targets.data(), nll.data(), 2, workspace.data(), most_likely.data());
+    CHECK(most_likely == expected);
+}
+
 TEST_CASE("A head of zeros gives the logarithm of the vocabulary") {
     for (const std::int64_t vocab : {256, 384, 32001}) {
         const TestMatrix lm_head = TestMatrix::normal(vocab, kHidden, 1, 0.0F);
