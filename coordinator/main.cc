@@ -95,6 +95,8 @@ int main(int argc, char** argv) {
         fenwick::add_init_command(app, command);
         fenwick::add_doctor_command(app, command);
         fenwick::add_version_command(app, command);
+        fenwick::add_tokenize_command(app, command);
+        fenwick::add_checkpoint_command(app, command);
         fenwick::add_serve_command(app, command);
         fenwick::add_worker_command(app, command);
         fenwick::add_submit_command(app, command);
