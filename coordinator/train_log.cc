@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <system_error>
 #include <vector>
+
+#include "core/errors.h"
 
 namespace fenwick {
 namespace {
@@ -31,11 +34,20 @@ nlohmann::ordered_json positions_to_json(const ValidationResult& validation) {
     return rows;
 }
 
+const std::filesystem::path& made(const std::filesystem::path& folder) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+        throw UnavailableError(fmt::format("log.folder {}: cannot create: {}", folder.string(), error.message()));
+    }
+    return folder;
+}
+
 }  // namespace
 
 TrainLog::TrainLog(const TrainLogOptions& options)
     : options_(options),
-      metrics_(options.folder / "metrics.jsonl", options.resumed),
+      metrics_(made(options.folder) / "metrics.jsonl", options.resumed),
       events_(options.folder, options.resumed ? std::optional(*options.resumed + 1) : std::nullopt),
       progress_(Progress::choose(options.json)) {
     progress_.begin_work("training", options.steps, "steps", options.resumed.value_or(0));
@@ -48,7 +60,6 @@ void TrainLog::step(const StepResult& result, double seconds, const std::optiona
     tokens_ += result.tokens;
     all_seconds_ += seconds;
     all_tokens_ += result.tokens;
-    last_loss_ = result.loss;
     progress_.advance(state.step);
     if (state.step % options_.every_steps != 0 && !validation && state.step != options_.steps) return;
 
@@ -110,7 +121,7 @@ void TrainLog::report(const TrainerState& state, const std::filesystem::path& ch
         json["exit_code"] = 0;
         json["step"] = state.step;
         json["total_tokens"] = state.tokens;
-        json["loss"] = number_or_null(last_loss_);
+        json["loss"] = number_or_null(state.loss);
         json["checkpoint"] = checkpoint.string();
         json["seconds"] = all_seconds_;
         json["tokens_per_second"] = number_or_null(rate);

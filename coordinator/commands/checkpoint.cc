@@ -108,7 +108,7 @@ int export_model(const CheckpointOptions& options, bool json) {
         print_json(report);
     } else {
         fmt::print("{}: a {} model of {} parameters, step {}, {}, hash {}\n", options.output.string(), model->family(),
-                   model->parameters(), from.head().step, options.dtype, model->hash());
+                   model->parameter_count(), from.head().step, options.dtype, model->hash());
     }
     return 0;
 }
