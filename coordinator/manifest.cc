@@ -16,12 +16,10 @@ using Json = nlohmann::ordered_json;
 Json describe_file(const std::filesystem::path& folder, const std::string& name) {
     const MappedFile file = MappedFile::open(folder / name, EmptyFile::kAllow);
     file.advise(Access::kSequential);
-    Hasher hasher;
-    hasher.update(file.bytes());
     Json entry;
     entry["name"] = name;
     entry["bytes"] = file.size();
-    entry["xxh3"] = hasher.hex();
+    entry["xxh3"] = hash_of(file);
     return entry;
 }
 

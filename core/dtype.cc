@@ -130,4 +130,15 @@ void convert_to_f32(Dtype dtype, const std::byte* in, std::span<float> out, std:
     }
 }
 
+void round_to_bf16(std::span<const float> in, std::span<std::uint16_t> out) {
+    for (std::size_t i = 0; i < in.size(); ++i) {
+        const auto bits = std::bit_cast<std::uint32_t>(in[i]);
+        const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
+        // Half of the last kept bit, less one where that bit is even: the carry rounds. A NaN only keeps a bit that
+        // says so.
+        const std::uint32_t rounded = is_nan ? bits | 0x400000U : bits + 0x7fffU + ((bits >> 16) & 1U);
+        out[i] = static_cast<std::uint16_t>(rounded >> 16);
+    }
+}
+
 }  // namespace fenwick

@@ -44,4 +44,7 @@ enum class Dtype {
 /// without its scales, or integers, are not weights.
 void convert_to_f32(Dtype dtype, const std::byte* in, std::span<float> out, std::string_view what);
 
+/// The nearest bf16 values, ties to even; `out` has the size of `in`. Past the largest it is infinity; NaN stays NaN.
+void round_to_bf16(std::span<const float> in, std::span<std::uint16_t> out);
+
 }  // namespace fenwick

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <new>
 
 #include "core/errors.h"
+#include "core/files.h"
+#include "core/map_pages.h"
 
 namespace fenwick {
 
@@ -42,6 +45,18 @@ std::string Hasher::hex() const {
     std::string text;
     for (const unsigned char byte : canonical.digest) text += fmt::format("{:02x}", byte);
     return text;
+}
+
+std::string hash_of(const MappedFile& file) {
+    constexpr std::int64_t kStretch = std::int64_t{16} << 20;
+    Hasher hasher;
+    for (std::int64_t first = 0; first < file.size(); first += kStretch) {
+        file.check_not_cut();
+        const std::int64_t size = std::min(kStretch, file.size() - first);
+        hasher.update(file.bytes().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(size)));
+        forget_pages(file, first, size);
+    }
+    return hasher.hex();
 }
 
 }  // namespace fenwick

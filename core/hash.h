@@ -12,6 +12,8 @@ struct XXH3_state_s;
 
 namespace fenwick {
 
+class MappedFile;
+
 /// One running hash. Pieces may be cut anywhere: only the sequence of bytes counts.
 class Hasher {
 public:
@@ -29,5 +31,8 @@ private:
     };
     std::unique_ptr<XXH3_state_s, Free> state_;
 };
+
+/// The hash of a whole file, read once in bounded memory. Throws DataError when the file is cut meanwhile.
+[[nodiscard]] std::string hash_of(const MappedFile& file);
 
 }  // namespace fenwick

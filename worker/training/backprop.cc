@@ -1,5 +1,6 @@
 #include "worker/training/backprop.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -46,6 +47,7 @@ StepLoss Backprop::run(std::span<const TrainingDocument> documents, float gradie
 void Backprop::forward(const Batch& batch, LayerPass& pass) {
     const std::vector<LayerParts>& layers = model_->layers();
     const std::int64_t rows = batch.rows();
+    rows_ = rows;
     const std::int64_t floats = (std::ssize(layers) + 1) * rows * model_->hidden_size();
     if (inputs_.size() < floats) inputs_ = Buffer<float>(floats);
     if (!options_.recompute) kept_.resize(layers.size());
@@ -79,6 +81,16 @@ double Backprop::head(const Batch& batch, float gradient_scale, MatrixView<float
     double sum = 0.0;
     for (std::int64_t t = 0; t < rows; ++t) sum += static_cast<double>(nll.data[t]);
     return sum;
+}
+
+std::int64_t Backprop::first_not_finite() const {
+    const std::int64_t floats = rows_ * model_->hidden_size();
+    const std::int64_t layers = std::ssize(model_->layers());
+    for (std::int64_t i = 0; i <= layers; ++i) {
+        const float* first = inputs_.data() + i * floats;
+        if (!std::all_of(first, first + floats, [](float value) { return std::isfinite(value); })) return i;
+    }
+    return -1;
 }
 
 MatrixView<float> Backprop::layer_input(std::size_t layer, std::int64_t rows) {

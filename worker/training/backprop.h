@@ -42,6 +42,10 @@ public:
     /// PeerLostError when a peer failed.
     StepLoss run(std::span<const TrainingDocument> documents, float gradient_scale, Gradients& gradients);
 
+    /// Of the last run, on this rank, to tell where numbers went wrong: 0 when the embedded rows are not all finite,
+    /// i + 1 when the rows that layer i gives are the first ones, -1 when all rows before the head are finite.
+    [[nodiscard]] std::int64_t first_not_finite() const;
+
 private:
     void forward(const Batch& batch, LayerPass& pass);
     double head(const Batch& batch, float gradient_scale, MatrixView<float> d, Gradients& gradients);
@@ -51,6 +55,7 @@ private:
     Communicator& group_;
     int threads_;
     BackpropOptions options_;
+    std::int64_t rows_ = 0;            // of the last run
     Buffer<float> inputs_;             // [layers + 1][rows, hidden]: the last are the head's
     std::vector<Buffer<float>> kept_;  // a layer's ConvolvedRows, where they are kept
     LayerMemory layer_memory_;

@@ -47,7 +47,15 @@ nlohmann::json to_json(const TrainerState& state, const DataSettings& data, cons
     return json;
 }
 
-/// The sums over ranks of one number each, as seen by all: value r is rank r's.
+/// Places for why_not_finite, in the order of computation: 0 the embeddings, i + 1 layer i, then these.
+constexpr std::int64_t kHeadAlone = std::int64_t{1} << 40;
+constexpr std::int64_t kAllFinite = kHeadAlone + 1;
+
+std::int64_t bad_place(std::int64_t first_not_finite) {
+    return first_not_finite < 0 ? kHeadAlone : first_not_finite;
+}
+
+/// One number of each rank, as seen by all: value r is rank r's.
 std::vector<double> from_all_ranks(Communicator& world, double own) {
     std::vector<double> all(static_cast<std::size_t>(world.size()), 0.0);
     all[static_cast<std::size_t>(world.rank())] = own;
@@ -120,13 +128,18 @@ StepResult Trainer::step() {
     gradients_.zero();
     double own_nll = 0.0;
     const auto scale = static_cast<float>(1.0 / counts[kLabels]);
-    for (const Batch& batch : batches) own_nll += backprop_.run(batch.documents, scale, gradients_).nll_sum;
+    std::int64_t bad_layer = kAllFinite;
+    for (const Batch& batch : batches) {
+        const double part = backprop_.run(batch.documents, scale, gradients_).nll_sum;
+        if (!std::isfinite(part) && bad_layer == kAllFinite) bad_layer = bad_place(backprop_.first_not_finite());
+        own_nll += part;
+    }
     double nll = own_nll;
     all_sum(world_, std::span(&nll, 1));
     result.loss = nll / counts[kLabels];
     result.gradient_norm = optimizer_.reduce(gradients_);
     if (!std::isfinite(nll) || !std::isfinite(result.gradient_norm)) {
-        result.failure = why_not_finite(own_nll, next.step);
+        result.failure = why_not_finite(bad_layer, next.step);
         result.state = state_;
         return result;
     }
@@ -140,17 +153,25 @@ StepResult Trainer::step() {
     return result;
 }
 
-std::string Trainer::why_not_finite(double nll_sum, std::int64_t step) {
+std::string Trainer::why_not_finite(std::int64_t bad_layer, std::int64_t step) {
+    const std::vector<double> layers = from_all_ranks(world_, static_cast<double>(bad_layer));
+    // Where it began: a bad row of one rank reaches the others of its group in the same layer or a later one.
+    const auto first = std::min_element(layers.begin(), layers.end());
+    if (*first < static_cast<double>(kAllFinite)) {
+        const auto place = static_cast<std::int64_t>(*first);
+        const std::string where = place == 0            ? "the embedded tokens are not finite"
+                                  : place == kHeadAlone ? "the rows of all layers are finite, the logits are not"
+                                                        : fmt::format(
+                                                              "layer {} is the first with rows that are not "
+                                                              "finite",
+                                                              place - 1);
+        return fmt::format("step {}: rank {}: the loss is not finite: {}", step, first - layers.begin(), where);
+    }
     // Flat position + 1 of this rank's first bad gradient, before it was summed over ranks; 0: none.
     const std::span<const float> all = gradients_.all();
     const auto bad = std::find_if(all.begin(), all.end(), [](float value) { return !std::isfinite(value); });
-    const std::vector<double> losses = from_all_ranks(world_, std::isfinite(nll_sum) ? 0.0 : 1.0);
     const std::vector<double> places =
         from_all_ranks(world_, bad == all.end() ? 0.0 : static_cast<double>(bad - all.begin()) + 1.0);
-    const auto bad_loss = std::find(losses.begin(), losses.end(), 1.0);
-    if (bad_loss != losses.end()) {
-        return fmt::format("step {}: rank {}: the loss is not finite", step, bad_loss - losses.begin());
-    }
     const auto bad_gradient = std::find_if(places.begin(), places.end(), [](double place) { return place > 0.0; });
     if (bad_gradient == places.end()) {
         return fmt::format("step {}: the gradients of all ranks together are beyond the range of fp32", step);

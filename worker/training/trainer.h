@@ -76,7 +76,7 @@ private:
         double flops = 0.0;
     };
     [[nodiscard]] std::vector<Batch> next_batches(DataPosition& position) const;
-    [[nodiscard]] std::string why_not_finite(double nll_sum, std::int64_t step);
+    [[nodiscard]] std::string why_not_finite(std::int64_t bad_layer, std::int64_t step);
 
     std::shared_ptr<Model> model_;
     Communicator& world_;

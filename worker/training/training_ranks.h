@@ -19,8 +19,8 @@ public:
     [[nodiscard]] Communicator& group() const { return *group_; }
 
 private:
-    int groups_;
-    int number_;
+    int groups_ = 1;
+    int number_ = 0;
     std::unique_ptr<Communicator> group_;
 };
 

@@ -1,0 +1,264 @@
+// The real program's training runs: what they write, how they end, and what --resume makes of that. CASES H3, H4.
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/token_file.h"
+#include "tests/coordinator/support.h"
+#include "worker/training/training_checkpoint.h"
+
+using namespace fenwick::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kSteps = 24;
+
+/// A folder with a model, a token file, and a configuration of a short run in DIR/checkpoints and DIR/log.
+class TrainingFolder {
+public:
+    TrainingFolder() {
+        (void)small_model(folder_);
+        fenwick::TokenFileWriter writer(folder_ / "t.tokens", {256, "", false});
+        for (const std::size_t bytes : {300, 1, 77, 150, 64, 200, 5, 129}) {
+            const std::string text = text_of(bytes, static_cast<std::uint32_t>(bytes));
+            writer.append(std::vector<std::int32_t>(text.begin(), text.end()));
+            writer.end_document();
+        }
+        (void)writer.commit();
+    }
+
+    [[nodiscard]] fs::path path() const { return folder_ / ""; }
+    /// The file of a run named `name`; `more` goes to its end.
+    [[nodiscard]] fs::path config(const std::string& name, const std::string& more = "") const {
+        const fs::path file = folder_ / (name + ".toml");
+        write_file(file,
+                   "[model]\nfolder = \"log_linear_mamba2\"\n[data]\nfiles = [\"t.tokens\"]\nsequence_tokens = 64\n"
+                   "batch_tokens = 128\nmicro_batches = 2\n[optimizer]\nlr = 1e-3\n[schedule]\nsteps = " +
+                       std::to_string(kSteps) + "\nwarmup_steps = 4\nmin_lr = 1e-4\n[checkpoint]\nfolder = \"" + name +
+                       "/checkpoints\"\nevery_steps = 4\n[log]\nfolder = \"" + name + "/log\"\n" + more);
+        return file;
+    }
+    [[nodiscard]] fs::path run(const std::string& name) const { return folder_ / name; }
+
+private:
+    TemporaryFolder folder_;
+};
+
+Arguments train(const fs::path& config, const Arguments& more = {}) {
+    Arguments all = {"train", "--config", config.string(), "--peak-tflops", "0.1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+Arguments launch(int ranks, const Arguments& arguments) {
+    Arguments all = {"--allow-run-as-root", "--oversubscribe", "-np", std::to_string(ranks), FENWICK_PROGRAM};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return all;
+}
+
+/// metrics.jsonl without what depends on the clock.
+std::vector<nlohmann::json> rows_of(const fs::path& run) {
+    std::vector<nlohmann::json> rows = read_jsonl(run / "log/metrics.jsonl");
+    for (nlohmann::json& row : rows) {
+        for (const char* field : {"seconds", "tokens_per_second", "mfu"}) row.erase(field);
+    }
+    return rows;
+}
+
+struct Flat {
+    std::vector<float> values;
+    std::vector<float> exp_avg;
+    std::vector<float> exp_avg_sq;
+    bool operator==(const Flat&) const = default;
+};
+
+Flat state_of(const fs::path& run, std::int64_t step) {
+    const fenwick::TrainingCheckpoint checkpoint = fenwick::latest_checkpoint(run / "checkpoints");
+    REQUIRE(checkpoint.head().step == step);
+    const auto size = static_cast<std::size_t>(checkpoint.total());
+    Flat flat{std::vector<float>(size), std::vector<float>(size), std::vector<float>(size)};
+    checkpoint.read(0, flat.values, flat.exp_avg, flat.exp_avg_sq);
+    return flat;
+}
+
+void require_same_run(const fs::path& found, const fs::path& expected) {
+    const std::vector<nlohmann::json> rows = rows_of(expected);
+    REQUIRE(rows.size() == kSteps);
+    const std::vector<nlohmann::json> others = rows_of(found);
+    REQUIRE(others.size() == rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) CHECK(others[i] == rows[i]);
+    CHECK(state_of(found, kSteps) == state_of(expected, kSteps));
+}
+
+std::int64_t newest_step(const fs::path& run) {
+    const std::vector<fs::path> all = fenwick::list_checkpoints(run / "checkpoints");
+    return all.empty() ? 0 : fenwick::TrainingCheckpoint::open(all.back()).head().step;
+}
+
+bool has_rows(const fs::path& run, std::size_t least) {
+    std::error_code error;
+    if (!fs::exists(run / "log/metrics.jsonl", error)) return false;
+    const std::string text = read_file(run / "log/metrics.jsonl");
+    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= least;
+}
+
+}  // namespace
+
+TEST_CASE("train: what a run writes, and that it is not written over") {
+    const TrainingFolder folder;
+    const fs::path config = folder.config(
+        "a", "every_steps = 5\n[validation]\nfiles = [\"t.tokens\"]\nevery_steps = 12\nby_position = true\n");
+    const Finished run = run_program(train(config));
+    INFO(run.err);
+    REQUIRE(run.code == 0);
+    CHECK(run.out.find("step 5 of 24: loss ") != std::string::npos);
+    CHECK(run.out.find("validation loss") != std::string::npos);
+    CHECK(run.out.find("24 steps done") != std::string::npos);
+    CHECK(run.err.find("--peak-tflops 0.1") != std::string::npos);
+    const std::vector<nlohmann::json> rows = read_jsonl(folder.run("a") / "log/metrics.jsonl");
+    REQUIRE(rows.size() == 6);  // 5, 10, 12, 15, 20, 24
+    CHECK(rows[2].at("step") == 12);
+    CHECK(rows[2].at("validation").at("by_position").size() == 7);
+    CHECK(rows[5].at("loss").get<double>() < rows[0].at("loss").get<double>());
+    CHECK(rows[5].at("learning_rate").get<double>() == Approx(1e-4));
+    CHECK(rows[5].at("mfu").get<double>() > 0);
+    CHECK(fenwick::list_checkpoints(folder.run("a") / "checkpoints").size() == 3);
+    CHECK(newest_step(folder.run("a")) == kSteps);
+
+    const Finished again = run_program(train(config));
+    CHECK(again.code == 2);
+    CHECK(again.err.find("step-00000024") != std::string::npos);
+    CHECK(again.err.find("--resume") != std::string::npos);
+    const Finished done = run_program(train(config, {"--resume", "--json"}));
+    INFO(done.err);
+    CHECK(done.code == 0);
+    CHECK(nlohmann::json::parse(done.out).at("step") == kSteps);
+    CHECK(read_jsonl(folder.run("a") / "log/metrics.jsonl").size() == 6);
+}
+
+TEST_CASE("train: mistakes have the codes of their kind") {
+    const TrainingFolder folder;
+    const auto fails = [&](const fs::path& config, const Arguments& more, int code, const std::string& says) {
+        const Finished run = run_program(train(config, more));
+        INFO(run.err);
+        CHECK(run.code == code);
+        CHECK(run.err.find(says) != std::string::npos);
+    };
+    fails(folder.path() / "absent.toml", {}, 78, "absent.toml");
+    fails(folder.config("a", "seed = 1\n"), {}, 78, "log.seed: no such key");
+    fails(folder.config("b"), {"--ranks", "0"}, 2, "--ranks 0");
+    fails(folder.config("c", "[parallel]\nsequence = 2\n"), {"--ranks", "3"}, 2, "parallel.sequence is 2");
+    fails(folder.config("d", "[validation]\nfiles = [\"absent\"]\nevery_steps = 1\n"), {}, 65, "absent");
+    CHECK_FALSE(fs::exists(folder.run("d") / "log"));
+}
+
+TEST_CASE("train: a signal saves and ends with 75, and --resume has the bits of a run that was left alone") {
+    const TrainingFolder folder;
+    REQUIRE(run_program(train(folder.config("whole"), {"--ranks", "2"})).code == 0);
+    const fs::path config = folder.config("stopped");
+    Child child(train(config, {"--ranks", "2", "--resume"}));  // nothing there yet: starts
+    wait_for([&] { return has_rows(folder.run("stopped"), 3); });
+    child.send(SIGUSR2);
+    const Finished stopped = child.wait();
+    INFO(stopped.err);
+    if (stopped.code != 0) {  // 0: it was quicker than the signal
+        REQUIRE(stopped.code == 75);
+        CHECK(stopped.err.find("stopped by SIGUSR2 after step ") != std::string::npos);
+    }
+    const Finished resumed = run_program(train(config, {"--ranks", "2", "--resume"}));
+    INFO(resumed.err);
+    REQUIRE(resumed.code == 0);
+    require_same_run(folder.run("stopped"), folder.run("whole"));
+}
+
+TEST_CASE("train: kills at random moments lose at most one save interval and no bit") {
+    const TrainingFolder folder;
+    const auto start = std::chrono::steady_clock::now();
+    REQUIRE(run_program(train(folder.config("whole"), {"--ranks", "2"})).code == 0);
+    const double whole_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    const fs::path config = folder.config("killed");
+    std::mt19937 random(7);
+    std::uniform_real_distribution<double> delay(0.1 * whole_ms, 0.6 * whole_ms);
+    int killed = 0;
+    for (int attempt = 0; attempt < 6; ++attempt) {
+        Child child(train(config, {"--ranks", "2", "--resume"}));
+        std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(delay(random)));
+        child.send(SIGKILL);
+        if (child.wait().signal == SIGKILL) ++killed;
+        // Whatever there is is whole, and no row is more than a save interval ahead of it.
+        const std::int64_t step = newest_step(folder.run("killed"));
+        CHECK(step % 4 == 0);
+        if (has_rows(folder.run("killed"), 1)) {
+            const std::string text = read_file(folder.run("killed") / "log/metrics.jsonl");
+            CHECK(std::count(text.begin(), text.end(), '\n') <= step + 4 + 4);
+        }
+    }
+    CHECK(killed > 0);
+    const Finished last = run_program(train(config, {"--ranks", "2", "--resume"}));
+    INFO(killed << " killed; " << last.err);
+    REQUIRE(last.code == 0);
+    require_same_run(folder.run("killed"), folder.run("whole"));
+}
+
+TEST_CASE("train: processes and threads take the same steps, and another world goes on") {
+    const TrainingFolder folder;
+    REQUIRE(run_program(train(folder.config("threads"), {"--ranks", "2"})).code == 0);
+    const Finished mpi = Child(launch(2, train(folder.config("mpi"))), std::nullopt, "mpirun").wait();
+    INFO(mpi.err);
+    REQUIRE(mpi.code == 0);
+    require_same_run(folder.run("mpi"), folder.run("threads"));
+
+    REQUIRE(run_program(train(folder.config("one"))).code == 0);
+    const std::vector<nlohmann::json> one = rows_of(folder.run("one"));
+    const std::vector<nlohmann::json> two = rows_of(folder.run("threads"));
+    for (std::size_t i = 0; i < one.size(); ++i) {
+        INFO("step " << i + 1);
+        CHECK(two[i].at("item") == one[i].at("item"));
+        CHECK(two[i].at("loss").get<double>() == Approx(one[i].at("loss").get<double>()).epsilon(1e-5));
+    }
+}
+
+TEST_CASE("train: a signalled MPI world saves, and threads go on") {
+    const TrainingFolder folder;
+    const fs::path config = folder.config("a");
+    Child child(launch(2, train(config)), std::nullopt, "mpirun");
+    wait_for([&] { return has_rows(folder.run("a"), 2); });
+    child.send(SIGUSR2);
+    const Finished stopped = child.wait();
+    INFO(stopped.err);
+    REQUIRE((stopped.code == 75 || stopped.code == 0));
+    const std::int64_t saved = newest_step(folder.run("a"));
+    CHECK(saved >= 2);
+    const Finished resumed = run_program(train(config, {"--ranks", "3", "--resume"}));
+    INFO(resumed.err);
+    REQUIRE(resumed.code == 0);
+    CHECK(resumed.err.find("goes on after step " + std::to_string(saved)) != std::string::npos);
+    CHECK(rows_of(folder.run("a")).size() == kSteps);
+}
+
+TEST_CASE("train: a model with an infinite weight stops the run by name") {
+    const TrainingFolder folder;
+    // The last tensor of the file: its last number becomes infinite.
+    const fs::path file = folder.run("log_linear_mamba2") / "model.safetensors";
+    std::string bytes = read_file(file);
+    const float infinity = std::numeric_limits<float>::infinity();
+    std::memcpy(bytes.data() + bytes.size() - sizeof(float), &infinity, sizeof(float));
+    write_file(file, bytes);
+    for (const std::string& ranks : {std::string("1"), std::string("2")}) {
+        const Finished run = run_program(train(folder.config("a" + ranks), {"--ranks", ranks, "--json"}));
+        INFO(run.err);
+        CHECK(run.code == 65);
+        CHECK(run.err.find("step 1: rank 0: the loss is not finite") != std::string::npos);
+        CHECK(run.err.find("nothing was updated") != std::string::npos);
+        CHECK(nlohmann::json::parse(run.out).at("status") == "error");
+        CHECK(fenwick::list_checkpoints(folder.run("a" + ranks) / "checkpoints").empty());
+    }
+}
