@@ -65,17 +65,18 @@ public:
     Executor(ExchangeMemory& memory, const ExchangeSchedule& schedule, NodeSummaries own, ExchangeTape* tape)
         : memory_(memory),
           tape_(tape),
+          brings_end_(schedule.brings_end),
           joiner_(memory.summaries(), tape != nullptr ? &tape->formed : nullptr),
           floats_(own.floats()),
           prefix_(own.floats(), schedule.shard(memory.rank()).first),
           group_(std::move(own)) {}
 
-    /// Joins with the group are left for when it is needed: the entering nodes do not wait for them.
+    /// Joins with the group are left for the next round, so that the entering nodes do not wait for them; where no end
+    /// is wanted, for a round that sends the group.
     void run(int number, const ExchangeRound& round) {
-        if (std::any_of(round.sends.begin(), round.sends.end(),
-                        [](const ListSend& send) { return send.list == HeldList::kGroup; })) {
-            bring_group_up_to_date();
-        }
+        const bool sends_group = std::any_of(round.sends.begin(), round.sends.end(),
+                                             [](const ListSend& send) { return send.list == HeldList::kGroup; });
+        if (brings_end_ || sends_group) bring_group_up_to_date();
         SummaryMemory& lists = memory_.summaries();
         ExchangeTape::Round record{number, tape_ != nullptr ? tape_->formed.size() : 0, {}, {}};
         std::vector<OutMessage> out;
@@ -138,6 +139,7 @@ private:
 
     ExchangeMemory& memory_;
     ExchangeTape* tape_;
+    bool brings_end_;
     NodeJoiner joiner_;
     std::vector<NodeSummaries> before_group_;  ///< received, not yet joined with the group
     std::vector<NodeSummaries> after_group_;
