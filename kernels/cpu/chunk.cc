@@ -3,27 +3,13 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cpu/carver.h"
 #include "kernels/vector_math.h"
 
 namespace fenwick::cpu {
 namespace {
 
 constexpr std::int64_t kC = kChunkTokens;
-constexpr std::int64_t kAlignFloats = 16;  // 64 bytes
-
-std::int64_t aligned(std::int64_t floats) {
-    return (floats + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
-}
-
-struct Carver {
-    float* memory;
-    std::int64_t used = 0;
-    float* take(std::int64_t floats) {
-        float* at = memory == nullptr ? nullptr : memory + used;
-        used += aligned(floats);
-        return at;
-    }
-};
 
 ChunkScratch lay_out(const MixerShape& s, Carver& carver) {
     const bool matrix = s.algebra == TransitionAlgebra::kMatrix;

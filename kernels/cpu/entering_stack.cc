@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
+
+#include "core/errors.h"
 
 namespace fenwick::cpu {
 namespace {
@@ -12,6 +15,23 @@ std::int64_t most_nodes(std::int64_t last_block) {
 }
 
 }  // namespace
+
+void check_entering(const char* caller, std::int64_t first_block, std::span<const EnteringNode> entering) {
+    const std::string name = caller;
+    std::int64_t covered = 0;
+    for (const EnteringNode& node : entering) {
+        const std::int64_t blocks = std::int64_t{1} << node.bit;
+        if (covered % (2 * blocks) != 0 || (first_block & blocks) == 0) {
+            throw InternalError(name + ": node of bit " + std::to_string(node.bit) + " does not enter block " +
+                                std::to_string(first_block));
+        }
+        covered += blocks;
+    }
+    if (covered != first_block) {
+        throw InternalError(name + ": entering nodes cover " + std::to_string(covered) + " blocks, expected " +
+                            std::to_string(first_block));
+    }
+}
 
 std::int64_t EnteringStack::workspace_floats(const MixerShape& shape, std::int64_t last_block) {
     const std::int64_t nodes = most_nodes(last_block);

@@ -9,6 +9,9 @@
 
 namespace fenwick::cpu {
 
+/// Throws InternalError, in the name of `caller`, unless `entering` is the canonical list of `first_block`.
+void check_entering(const char* caller, std::int64_t first_block, std::span<const EnteringNode> entering);
+
 /// The nodes of a prefix, oldest first, with every older state carried to the end of each younger node. Appending a
 /// block merges siblings as a binary counter does and carries only what is new, by the same products in the same order
 /// as the definition: A of the nearest younger node first.

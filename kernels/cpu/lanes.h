@@ -29,4 +29,14 @@ inline float sum_of_squares(const float* x, std::int64_t n) {
     return sum_lanes(lanes);
 }
 
+inline float dot_product(const float* x, const float* y, std::int64_t n) {
+    Lanes lanes{};
+    std::int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (int l = 0; l < kLanes; ++l) lanes[l] = __builtin_fmaf(x[i + l], y[i + l], lanes[l]);
+    }
+    for (int l = 0; i + l < n; ++l) lanes[l] = __builtin_fmaf(x[i + l], y[i + l], lanes[l]);
+    return sum_lanes(lanes);
+}
+
 }  // namespace fenwick

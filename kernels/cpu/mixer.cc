@@ -3,9 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <string>
 
-#include "core/errors.h"
 #include "core/fenwick.h"
 #include "kernels/cpu/block_walk.h"
 #include "kernels/cpu/entering_stack.h"
@@ -17,22 +15,6 @@ std::int64_t most_entering(std::int64_t last_block) {
     std::int64_t bits = 0;
     for (; last_block > 0; last_block >>= 1) ++bits;
     return bits;
-}
-
-void check_entering(std::int64_t first_block, std::span<const EnteringNode> entering) {
-    std::int64_t covered = 0;
-    for (const EnteringNode& node : entering) {
-        const std::int64_t blocks = std::int64_t{1} << node.bit;
-        if (covered % (2 * blocks) != 0 || (first_block & blocks) == 0) {
-            throw InternalError("mixer_outputs: node of bit " + std::to_string(node.bit) + " does not enter block " +
-                                std::to_string(first_block));
-        }
-        covered += blocks;
-    }
-    if (covered != first_block) {
-        throw InternalError("mixer_outputs: entering nodes cover " + std::to_string(covered) + " blocks, expected " +
-                            std::to_string(first_block));
-    }
 }
 
 }  // namespace
@@ -59,7 +41,7 @@ void mixer_block_summaries(const MixerShape& shape, const MixerInputs& inputs, s
 void mixer_outputs(const MixerShape& shape, const MixerInputs& inputs, std::int64_t first_block,
                    std::span<const EnteringNode> entering, const float* block_summaries, MatrixView<float> out,
                    int threads, float* workspace) {
-    check_entering(first_block, entering);
+    cpu::check_entering("mixer_outputs", first_block, entering);
     const std::int64_t rows = inputs.v.rows;
     if (rows == 0) return;
     const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
