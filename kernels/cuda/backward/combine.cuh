@@ -22,12 +22,8 @@ struct HeadSizes {
     const std::int64_t transition = shape.algebra == TransitionAlgebra::kMatrix     ? dk * dk
                                     : shape.algebra == TransitionAlgebra::kDiagonal ? dk
                                                                                     : 1;
-    return {shape.algebra,
-            static_cast<int>(shape.heads),
-            static_cast<int>(dk),
-            static_cast<int>(shape.value_dim),
-            transition,
-            dk * shape.value_dim};
+    return {shape.algebra, static_cast<int>(shape.heads), static_cast<int>(dk), static_cast<int>(shape.value_dim),
+            transition,    dk * shape.value_dim};
 }
 
 #if defined(__CUDACC__)

@@ -7,6 +7,7 @@
 #include "core/errors.h"
 #include "core/fenwick.h"
 #include "kernels/cuda/backward/plain.h"
+#include "kernels/cuda/backward/scalar.h"
 #include "kernels/summary.h"
 
 namespace fenwick::cuda {
@@ -16,15 +17,22 @@ using namespace backward;  // NOLINT(google-build-using-namespace): these files 
 
 struct Layout {
     Tree tree;
-    PlainWorkspace plain;
+    bool tensor = false;
+    Scalar scalar;         // where `tensor`
+    PlainWorkspace plain;  // where not
     std::size_t bytes = 0;
 };
 
-Layout lay_out(const MixerShape& shape, std::int64_t rows, std::int64_t first_block, void* memory) {
+Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block, void* memory) {
     Carver carver{static_cast<unsigned char*>(memory)};
     Layout layout;
     layout.tree = make_tree(shape, rows, first_block, carver);
-    layout.plain = make_plain_workspace(shape, rows, carver);
+    layout.tensor = has_scalar_kernels(shape, operand, rows, first_block);
+    if (layout.tensor) {
+        layout.scalar = make_scalar(shape, rows, layout.tree.slots, carver);
+    } else {
+        layout.plain = make_plain_workspace(shape, rows, carver);
+    }
     layout.bytes = carver.used;
     return layout;
 }
@@ -52,8 +60,8 @@ void check_shape(const Call& call) {
 void check_gradients(const Call& call) {
     const MixerGradients& g = call.gradients;
     const bool matrix = call.shape.algebra == TransitionAlgebra::kMatrix;
-    if (g.q != nullptr && g.k != nullptr && g.v != nullptr && g.log_decay != nullptr &&
-        (g.beta != nullptr) == matrix && (g.lambda != nullptr) == call.shape.log_linear()) {
+    if (g.q != nullptr && g.k != nullptr && g.v != nullptr && g.log_decay != nullptr && (g.beta != nullptr) == matrix &&
+        (g.lambda != nullptr) == call.shape.log_linear()) {
         return;
     }
     throw InternalError(fmt::format(
@@ -99,9 +107,9 @@ void clear_gradients(const Call& call) {
 
 }  // namespace
 
-std::size_t mixer_backward_workspace_bytes(const MixerShape& shape, Operand /*operand*/, std::int64_t rows,
+std::size_t mixer_backward_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                            std::int64_t first_block) {
-    return lay_out(shape, rows, first_block, nullptr).bytes;
+    return lay_out(shape, operand, rows, first_block, nullptr).bytes;
 }
 
 void mixer_outputs_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
@@ -114,11 +122,15 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
     check_gradients(call);
     check_entering(call, entering, d_entering);
     if (inputs.rows == 0) return;
-    Layout layout = lay_out(shape, inputs.rows, first_block, workspace);
+    Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
     set_nodes(layout.tree, entering, block_summaries, d_entering, d_block_summaries);
     launch_enter(layout.tree, stream);
-    clear_gradients(call);
-    launch_plain_outputs(call, layout.tree, layout.plain);
+    if (layout.tensor) {
+        launch_scalar_outputs(layout.scalar, call, layout.tree);
+    } else {
+        clear_gradients(call);
+        launch_plain_outputs(call, layout.tree, layout.plain);
+    }
     launch_leave(layout.tree, stream);
 }
 
@@ -132,7 +144,8 @@ void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, co
         throw InternalError(fmt::format("mixer_block_summaries_backward: {} blocks of {} rows", blocks, inputs.rows));
     }
     if (blocks == 0) return;
-    const Layout layout = lay_out(shape, inputs.rows, first_block, workspace);
+    const Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
+    if (layout.tensor) return launch_scalar_summaries(layout.scalar, call, blocks, d_summaries);
     launch_plain_summaries(call, blocks, d_summaries, layout.plain);
 }
 

@@ -1,9 +1,8 @@
-#include "kernels/cuda/backward/plain.h"
-
 #include <algorithm>
 
 #include "core/cuda/check.h"
 #include "core/fenwick.h"
+#include "kernels/cuda/backward/plain.h"
 #include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
@@ -45,15 +44,15 @@ struct Params {
 
 // One walk of one block and head; the kernel's header has the kinds.
 struct WalkOf {
-    int bit = -1;    // of a token's number; -1: one run
+    int bit = -1;  // of a token's number; -1: one run
     bool reads = false;
     bool writes = false;
-    int level = 0;                     // of lambda
-    int columns = 0;                   // of the state
-    const float* first = nullptr;      // X before the block [d_k, columns], or null
-    bool identity = false;             // X before the block is I
-    float* d_first = nullptr;          // gets dX before the block, or null
-    const float* d_last = nullptr;     // dX after the block, or null
+    int level = 0;                  // of lambda
+    int columns = 0;                // of the state
+    const float* first = nullptr;   // X before the block [d_k, columns], or null
+    bool identity = false;          // X before the block is I
+    float* d_first = nullptr;       // gets dX before the block, or null
+    const float* d_last = nullptr;  // dX after the block, or null
 };
 
 // Sums kRows values over the lanes of a warp: lane i gets that of value i % kRows.
@@ -174,12 +173,18 @@ struct Walker {
         return sum;
     }
 
-    __device__ bool right(const WalkOf& walk, int t) const { return walk.bit >= 0 ? (t >> walk.bit & 1) != 0 : true; }
-    __device__ bool reads(const WalkOf& walk, int t) const { return walk.reads && right(walk, t); }
+    __device__ bool right(const WalkOf& walk, int t) const {
+        return walk.bit >= 0 ? (t >> walk.bit & 1) != 0 : true;
+    }
+    __device__ bool reads(const WalkOf& walk, int t) const {
+        return walk.reads && right(walk, t);
+    }
     __device__ bool writes(const WalkOf& walk, int t) const {
         return walk.writes && (walk.bit < 0 || !right(walk, t));
     }
-    __device__ int pair_mask(const WalkOf& walk) const { return (2 << walk.bit) - 1; }
+    __device__ int pair_mask(const WalkOf& walk) const {
+        return (2 << walk.bit) - 1;
+    }
 
     __device__ void start(const WalkOf& walk, int tile, float (&x)[kRows]) const {
         const int column = tile * kColumns + lane;
@@ -246,8 +251,8 @@ struct Walker {
                 float y = 0.0F;
                 for (int w = 0; w < kWarps; ++w) y += shares[n * kWarps + w];
                 if (!p.linear) {
-                    p.gradients.lambda[(first + from + n) * p.gradients.lambda_stride +
-                                       std::int64_t{head} * p.levels + walk.level] += y;
+                    p.gradients.lambda[(first + from + n) * p.gradients.lambda_stride + std::int64_t{head} * p.levels +
+                                       walk.level] += y;
                 }
                 if (!diagonal) add_pair(from + n, 0, lambda[n] * y, tile);
             }
@@ -301,8 +306,7 @@ struct Walker {
                             r_row(t)[lane] = r;
                             const float removed = sum_lanes(r * old);
                             if (lane == 0) {
-                                p.gradients.beta[(first + t) * p.gradients.beta_stride + head] +=
-                                    own - decay * removed;
+                                p.gradients.beta[(first + t) * p.gradients.beta_stride + head] += own - decay * removed;
                             }
                         }
                         if (lane == 0 && written && !diagonal) add_pair(t, 0, beta[n] * own, tile);
@@ -444,7 +448,7 @@ __global__ void __launch_bounds__(kThreads) summaries_kernel(const __grid_consta
     walk.d_last = d + p.transition;
     walker.run(walk);
     if (p.first_block + walker.block == 0) return;  // nothing is older than the document's first block
-    float everywhere = 0.0F;  // what every log decay of the block gets
+    float everywhere = 0.0F;                        // what every log decay of the block gets
     if (walker.matrix) {
         WalkOf transition;
         transition.columns = p.dk;
@@ -549,8 +553,7 @@ void in_batches(const Call& call, const PlainWorkspace& workspace, std::int64_t 
         const std::int64_t count = std::min(workspace.blocks_at_once, blocks - b);
         const std::int64_t floats = count * call.shape.heads * kBlockTokens * call.shape.key_dim;
         for (float* part : {workspace.d_q, workspace.d_k}) {
-            FENWICK_CUDA_CHECK(
-                cudaMemsetAsync(part, 0, static_cast<std::size_t>(floats) * sizeof(float), call.stream));
+            FENWICK_CUDA_CHECK(cudaMemsetAsync(part, 0, static_cast<std::size_t>(floats) * sizeof(float), call.stream));
         }
         p.batch_block = b;
         body(p, count);
@@ -592,7 +595,8 @@ PlainWorkspace make_plain_workspace(const MixerShape& shape, std::int64_t rows, 
     const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
     const std::int64_t token = shape.heads * (2 * shape.key_dim + channels + (matrix ? 2 * kColumns : 0));
     PlainWorkspace w;
-    w.blocks_at_once = std::clamp<std::int64_t>(kMostFloats / (token * kBlockTokens), 1, std::max<std::int64_t>(blocks, 1));
+    w.blocks_at_once =
+        std::clamp<std::int64_t>(kMostFloats / (token * kBlockTokens), 1, std::max<std::int64_t>(blocks, 1));
     const std::int64_t tokens = w.blocks_at_once * shape.heads * kBlockTokens;
     w.d_q = carver.take<float>(tokens * shape.key_dim);
     w.d_k = carver.take<float>(tokens * shape.key_dim);
@@ -612,8 +616,8 @@ void launch_plain_outputs(const Call& call, const Tree& tree, const PlainWorkspa
             p.d_states = tree.d_states + tree.place(0);
             p.slots = tree.slots;
             const std::int64_t warps = blocks * kBlockTokens * call.shape.heads;
-            own_kernel<T><<<static_cast<unsigned>(warps / kWarps), kThreads, 0, call.stream>>>(
-                p, static_cast<int>(blocks));
+            own_kernel<T>
+                <<<static_cast<unsigned>(warps / kWarps), kThreads, 0, call.stream>>>(p, static_cast<int>(blocks));
             FENWICK_CUDA_CHECK(cudaGetLastError());
             with_rows(call.shape.key_dim, [&](auto rows) {
                 launch_walks<T, rows.value>(outputs_kernel<T, rows.value>, p, blocks, call.stream);

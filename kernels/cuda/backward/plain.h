@@ -26,11 +26,11 @@ namespace fenwick::cuda::backward {
 /// Bytes of workspace, which is carved from `carver` after the tree.
 struct PlainWorkspace {
     std::int64_t blocks_at_once = 0;
-    float* d_q = nullptr;   ///< [blocks at once][heads][4096][d_k]: each head's own share
-    float* d_k = nullptr;   ///< the same
-    float* p = nullptr;     ///< matrix: [blocks at once][heads][4096][32]
-    float* r = nullptr;     ///< the same
-    float* pairs = nullptr; ///< [blocks at once][heads][4096][1 or d_k]: what crosses a token, before the sums
+    float* d_q = nullptr;    ///< [blocks at once][heads][4096][d_k]: each head's own share
+    float* d_k = nullptr;    ///< the same
+    float* p = nullptr;      ///< matrix: [blocks at once][heads][4096][32]
+    float* r = nullptr;      ///< the same
+    float* pairs = nullptr;  ///< [blocks at once][heads][4096][1 or d_k]: what crosses a token, before the sums
 };
 
 [[nodiscard]] PlainWorkspace make_plain_workspace(const MixerShape& shape, std::int64_t rows, Carver& carver);

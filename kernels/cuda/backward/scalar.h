@@ -28,16 +28,17 @@
 
 #include <cuda_bf16.h>
 
+#include "core/fenwick.h"
 #include "kernels/cuda/backward/call.h"
 
 namespace fenwick::cuda::backward {
 
 inline constexpr int kChunk = static_cast<int>(kChunkTokens);
 inline constexpr int kChunks = static_cast<int>(kChunksPerBlock);
-inline constexpr int kRunBits = kChunkBits;   ///< bits of a chunk's number inside its block
-inline constexpr int kOwnLevels = 7;          ///< levels inside a chunk
-inline constexpr int kMostSlots = 24;         ///< states that may enter a block
-inline constexpr int kMostLevels = 64;        ///< of lambda
+inline constexpr int kRunBits = kChunkBits;  ///< bits of a chunk's number inside its block
+inline constexpr int kOwnLevels = 7;         ///< levels inside a chunk
+inline constexpr int kMostSlots = 24;        ///< states that may enter a block
+inline constexpr int kMostLevels = 64;       ///< of lambda
 inline constexpr int kChunkSums = kRunBits + 1;
 
 /// Everything that the kernels of one batch of blocks share.
@@ -48,12 +49,12 @@ struct Scalar {
     int columns = 0;  ///< heads * tiles
     int slots = 1;    ///< places for states that enter a block
     bool linear = false;
-    std::int64_t rows = 0;              ///< of the shard
-    std::int64_t padded_rows = 0;       ///< of `cumulative`
+    std::int64_t rows = 0;         ///< of the shard
+    std::int64_t padded_rows = 0;  ///< of `cumulative`
     std::int64_t blocks_at_once = 0;
-    std::int64_t batch_block = 0;       ///< the batch's first block in the shard
+    std::int64_t batch_block = 0;  ///< the batch's first block in the shard
     std::int64_t batch_blocks = 0;
-    int parts = 0;                      ///< thread blocks that share a chunk: a multiple of the key heads
+    int parts = 0;  ///< thread blocks that share a chunk: a multiple of the key heads
 
     double* cumulative = nullptr;       ///< [heads][padded_rows]: G, inclusive, from each block's start
     __nv_bfloat16* nodes = nullptr;     ///< [batch blocks][64][columns][d_k, 64]: N by the chunk that follows it
@@ -64,14 +65,14 @@ struct Scalar {
     float* d_q = nullptr;               ///< [parts][rows of the batch][d_k], where a key head has several parts
     float* d_k = nullptr;
 
-    [[nodiscard]] std::int64_t node_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
+    [[nodiscard]] constexpr std::int64_t node_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 
 /// Whether the shape and operand have these kernels, on this GPU.
 [[nodiscard]] bool has_scalar_kernels(const MixerShape& shape, Operand operand, std::int64_t rows,
                                       std::int64_t first_block);
-[[nodiscard]] Scalar make_scalar(const MixerShape& shape, std::int64_t rows, std::int64_t first_block, int slots,
-                                 Carver& carver);
+/// `slots`: the tree's.
+[[nodiscard]] Scalar make_scalar(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver);
 
 /// As the plain path's; gradients of rows are overwritten.
 void launch_scalar_outputs(const Scalar& plan, const Call& call, const Tree& tree);

@@ -81,8 +81,8 @@ __device__ __forceinline__ Job job_of(const Scalar& s, int number, bool gradient
 
 // A thread block: one job of one block and column.
 template <int kKeyDim, bool kGradients>
-__global__ void __launch_bounds__(Products<kKeyDim>::kThreads) products_kernel(const __grid_constant__ Scalar s,
-                                                                                int jobs) {
+__global__ void __launch_bounds__(Products<kKeyDim>::kThreads)
+    products_kernel(const __grid_constant__ Scalar s, int jobs) {
     using C = Products<kKeyDim>;
     extern __shared__ char memory[];
     const std::uint32_t base = (shared_address(memory) + 1023U) & ~1023U;
@@ -93,8 +93,9 @@ __global__ void __launch_bounds__(Products<kKeyDim>::kThreads) products_kernel(c
     const int warpgroup = t / 128;
 
     const int column = static_cast<int>(blockIdx.x % static_cast<unsigned>(s.columns));
-    const int number = jobs - 1 - static_cast<int>(blockIdx.x / static_cast<unsigned>(s.columns) %
-                                                   static_cast<unsigned>(jobs));  // the longest first
+    const int number = jobs - 1 -
+                       static_cast<int>(blockIdx.x / static_cast<unsigned>(s.columns) %
+                                        static_cast<unsigned>(jobs));  // the longest first
     const std::int64_t in_batch = blockIdx.x / (static_cast<unsigned>(s.columns) * static_cast<unsigned>(jobs));
     const std::int64_t block = s.batch_block + in_batch;
     const std::int64_t first = block * kBlockTokens;
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(Products<kKeyDim>::kThreads) products_kernel(c
     const auto* right = static_cast<const __nv_bfloat16*>(kGradients ? s.call.d_out : s.call.inputs.v);
     const std::int64_t left_stride = kGradients ? s.call.inputs.q_stride : s.call.inputs.k_stride;
     const std::int64_t right_stride = kGradients ? s.call.d_out_stride : s.call.inputs.v_stride;
-    const __nv_bfloat16* left_from = left + first * left_stride + static_cast<std::int64_t>(head / s.heads_per_key) * kKeyDim;
+    const __nv_bfloat16* left_from =
+        left + first * left_stride + static_cast<std::int64_t>(head / s.heads_per_key) * kKeyDim;
     const __nv_bfloat16* right_from =
         right + first * right_stride + static_cast<std::int64_t>(head) * s.value_dim + tile * 64;
     constexpr int kPieces = kKeyDim / 8;
@@ -158,8 +160,8 @@ __global__ void __launch_bounds__(Products<kKeyDim>::kThreads) products_kernel(c
         copy_async_wait<kStages - 2>();
         for (int i = t; i < kChunk * 8; i += C::kThreads) {  // each thread scales the pieces that it copied
             const float weight = weights[step * kChunk + i / 8];
-            auto* at = reinterpret_cast<uint4*>(memory + (stage + C::kKeyBytes + tile_offset(i / 8, i % 8) -
-                                                          shared_address(memory)));
+            auto* at = reinterpret_cast<uint4*>(
+                memory + (stage + C::kKeyBytes + tile_offset(i / 8, i % 8) - shared_address(memory)));
             const uint4 x = *at;
             const auto scaled = [&](std::uint32_t both) {
                 return pack_bf16(low_bf16(both) * weight, high_bf16(both) * weight);

@@ -14,15 +14,15 @@ inline constexpr float kLog2E = 1.4426950408889634F;
 /// Of one column: what comes from global memory, one column ahead.
 struct RowInputs {
     double cumulative[kChunk];
-    double node[kMostStates + kRunBits];                     // G where the state ends (or the left run)
-    double start;                                            // G where the chunk starts
-    float lambda[(kOwnLevels + kMostStates) * kChunk];       // [entry][row]
+    double node[kMostStates + kRunBits];                // G where the state ends (or the left run)
+    double start;                                       // G where the chunk starts
+    float lambda[(kOwnLevels + kMostStates) * kChunk];  // [entry][row]
 };
 
 template <int kPanels>
 struct RowShared {
     RowInputs inputs[2];
-    float2 in_chunk[kChunk];  // log2(e) G from the chunk's start, in two floats
+    float2 in_chunk[kChunk];                                 // log2(e) G from the chunk's start, in two floats
     float decay[(kMostStates + kRunBits) * kChunk];          // [state][row]: e_t or e_s
     float own[kPanels][kOwnLevels][kChunk];                  // row sums of X P D by level
     float columns[4][kChunk];                                // column sums of X P D M, by warp
@@ -34,8 +34,8 @@ struct RowShared {
     // What the chunk reads, then where its gradients come from; the same for each column.
     const char* from[kMostStates + kRunBits];  // the tile of column 0
     int level[kMostStates];
-    int end[kMostStates + kRunBits];           // first token after the state or run, in the block
-    int sum[kMostStates + kRunBits];           // which of the chunk's sums
+    int end[kMostStates + kRunBits];  // first token after the state or run, in the block
+    int sum[kMostStates + kRunBits];  // which of the chunk's sums
     int reads, gradients;
 };
 
@@ -69,15 +69,16 @@ __device__ __forceinline__ void scores(float (&acc)[kColumns / 2], const std::ui
 #pragma unroll
         for (int n = 0; n < kColumns / 16; ++n) {
             std::uint32_t b[4];
-            load_matrices(b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3),
-                                                2 * s + ((lane >> 3) & 1)));
+            load_matrices(
+                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * s + ((lane >> 3) & 1)));
             mma_16x8x16(acc + 8 * n, a[s], b[0], b[1]);
             mma_16x8x16(acc + 8 * n + 4, a[s], b[2], b[3]);
         }
     }
 }
 
-/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, + 16).
+/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
+/// 16).
 __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
                                                   int lane) {
     load_matrices_transposed(

@@ -1,6 +1,5 @@
-#include "kernels/cuda/backward/sum_heads.h"
-
 #include "core/cuda/check.h"
+#include "kernels/cuda/backward/sum_heads.h"
 
 namespace fenwick::cuda::backward {
 namespace {

@@ -18,7 +18,6 @@ struct HeadShares {
 };
 
 /// to [rows, key_heads * d_k] += the shares of each key head's parts, first to last.
-void launch_sum_heads(const HeadShares& shares, const float* from, float* to, std::int64_t stride,
-                      cudaStream_t stream);
+void launch_sum_heads(const HeadShares& shares, const float* from, float* to, std::int64_t stride, cudaStream_t stream);
 
 }  // namespace fenwick::cuda::backward

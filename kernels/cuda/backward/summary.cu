@@ -1,8 +1,7 @@
 // The gradient of combine for packed layer summaries, of one pair or of all nodes of a bit (tree.cu launches those).
-#include "kernels/cuda/backward/summary.h"
-
 #include "core/cuda/check.h"
 #include "kernels/cuda/backward/combine.cuh"
+#include "kernels/cuda/backward/summary.h"
 #include "kernels/cuda/operand.h"
 
 namespace fenwick::cuda {
@@ -61,8 +60,7 @@ __global__ void carry_elements(const HeadSizes sizes, const float* node, const f
     const float* d = d_out + head * sizes.state;
     if (i >= sizes.transition) {
         const auto e = static_cast<int>(i - sizes.transition);
-        d_state[head * sizes.state + e] +=
-            apply_transposed(sizes, node + at, d, e / sizes.dv, e % sizes.dv, sizes.dv);
+        d_state[head * sizes.state + e] += apply_transposed(sizes, node + at, d, e / sizes.dv, e % sizes.dv, sizes.dv);
     } else if (sizes.algebra == TransitionAlgebra::kMatrix) {
         d_node[at + i] += outer(d, state + head * sizes.state, static_cast<int>(i) / sizes.dk,
                                 static_cast<int>(i) % sizes.dk, sizes.dv);
@@ -109,7 +107,7 @@ void carry_states_backward(const MixerShape& shape, const float* node, const flo
     FENWICK_CUDA_CHECK(cudaGetLastError());
     if (sizes.algebra == TransitionAlgebra::kMatrix) return;
     carry_log_decays<<<static_cast<unsigned>(sizes.transition) * heads, kThreads, 0, stream>>>(sizes, node, state,
-                                                                                              d_out, d_node);
+                                                                                               d_out, d_node);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 

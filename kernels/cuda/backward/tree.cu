@@ -1,5 +1,3 @@
-#include "kernels/cuda/backward/tree.h"
-
 #include <algorithm>
 #include <bit>
 
@@ -8,6 +6,7 @@
 #include "core/fenwick.h"
 #include "kernels/cuda/backward/combine.cuh"
 #include "kernels/cuda/backward/summary.h"
+#include "kernels/cuda/backward/tree.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/summary.h"
 #include "kernels/summary.h"
@@ -25,9 +24,9 @@ struct Level {
     float* states;
     float* d_states;
     std::int64_t first_block;
-    std::int64_t first;    // the first of them in the shard; the others follow 2^(bit + 1) apart
-    std::int64_t before;   // the one before the shard, or -1: it comes first
-    int count;             // with that one
+    std::int64_t first;   // the first of them in the shard; the others follow 2^(bit + 1) apart
+    std::int64_t before;  // the one before the shard, or -1: it comes first
+    int count;            // with that one
     int bit;
     int entering;
     int slots;
@@ -37,10 +36,10 @@ struct Level {
 // One position, its parent, and the node between them, for one head.
 struct Step {
     std::int64_t position, parent;
-    int slots;         // of the parent
-    const float* a;    // A, then S
-    float* gradient;   // dA, then dS
-    float* state;      // [slots of the level][heads * d_k * d_v] at this head
+    int slots;        // of the parent
+    const float* a;   // A, then S
+    float* gradient;  // dA, then dS
+    float* state;     // [slots of the level][heads * d_k * d_v] at this head
     float* d_state;
     float* parent_state;  // of position 0: not read
     float* d_parent;
@@ -81,8 +80,7 @@ __global__ void enter_kernel(const __grid_constant__ Level level, unsigned parts
     const int column = static_cast<int>(e) % level.sizes.dv;
     const float own = s.a[level.sizes.transition + e];
     for (int slot = 0; slot < s.slots; ++slot) {
-        const float carried =
-            apply(level.sizes, s.a, s.parent_state + slot * s.slot, row, column, level.sizes.dv);
+        const float carried = apply(level.sizes, s.a, s.parent_state + slot * s.slot, row, column, level.sizes.dv);
         s.state[slot * s.slot + e] = level.linear ? own + carried : carried;
     }
     if (!level.linear || s.slots == 0) s.state[s.slots * s.slot + e] = own;
@@ -243,8 +241,8 @@ void launch_enter(const Tree& tree, cudaStream_t stream) {
 void launch_leave(const Tree& tree, cudaStream_t stream) {
     // The positions before the shard get from its blocks alone.
     if (tree.entering > 0) {
-        FENWICK_CUDA_CHECK(cudaMemsetAsync(
-            tree.d_states, 0, static_cast<std::size_t>(tree.place(0)) * sizeof(float), stream));
+        FENWICK_CUDA_CHECK(
+            cudaMemsetAsync(tree.d_states, 0, static_cast<std::size_t>(tree.place(0)) * sizeof(float), stream));
     }
     for (int bit = 1; bit <= top_bit(tree); ++bit) {
         FENWICK_CUDA_CHECK(cudaMemsetAsync(

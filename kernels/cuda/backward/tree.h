@@ -1,4 +1,5 @@
-// What a shard's blocks are entered by, and how its gradients flow back to the nodes: all algebras, both read-outs, fp32.
+// What a shard's blocks are entered by, and how its gradients flow back to the nodes: all algebras, both read-outs,
+// fp32.
 //
 // Positions are the blocks z of the shard and, before them, the blocks that first_block becomes when its lowest bits
 // are cleared one by one (the ends of its entering nodes). Each position z but 0 has a parent z0 = z & (z - 1); the
@@ -28,9 +29,9 @@ inline constexpr int kMaxBits = 40;  ///< bits that a block number may have
 template <class T>
 struct Nodes {
     std::int64_t first_block = 0;
-    std::int64_t layer = 0;      ///< floats of a layer summary
-    T* blocks = nullptr;         ///< [blocks of the shard][layer]
-    T* entering[kMaxBits] = {};  ///< by bit
+    std::int64_t layer = 0;        ///< floats of a layer summary
+    T* blocks = nullptr;           ///< [blocks of the shard][layer]
+    T* entering[kMaxBits] = {};    ///< by bit
     float* formed[kMaxBits] = {};  ///< [bit >= 1][nodes that end in the shard, before its last block or with its start]
 
 #if defined(__CUDACC__)

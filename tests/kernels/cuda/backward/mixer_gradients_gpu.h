@@ -22,16 +22,15 @@ using testing::MixerGradientRows;
 
 inline std::vector<float> download(const cuda::DeviceBuffer<float>& from, cudaStream_t stream) {
     std::vector<float> values(static_cast<std::size_t>(from.size()));
-    FENWICK_CUDA_CHECK(
-        cudaMemcpyAsync(values.data(), from.data(), from.bytes(), cudaMemcpyDeviceToHost, stream));
+    FENWICK_CUDA_CHECK(cudaMemcpyAsync(values.data(), from.data(), from.bytes(), cudaMemcpyDeviceToHost, stream));
     FENWICK_CUDA_CHECK(cudaStreamSynchronize(stream));
     return values;
 }
 
 inline cuda::DeviceBuffer<float> upload(const std::vector<float>& values, cudaStream_t stream) {
     cuda::DeviceBuffer<float> to(std::max<std::int64_t>(static_cast<std::int64_t>(values.size()), 1), stream);
-    FENWICK_CUDA_CHECK(cudaMemcpyAsync(to.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice,
-                                       stream));
+    FENWICK_CUDA_CHECK(
+        cudaMemcpyAsync(to.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
     FENWICK_CUDA_CHECK(cudaStreamSynchronize(stream));
     return to;
 }
@@ -170,11 +169,10 @@ inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<flo
         cuda::DeviceBuffer<unsigned char> workspace(
             static_cast<std::int64_t>(cuda::mixer_backward_workspace_bytes(shape, operand, rows, cuts[i])), stream);
         FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
-        cuda::mixer_outputs_backward(shape, operand, device.rows(first, rows), cuts[i], entering,
-                                     device_summaries.data() + cuts[i] * one,
-                                     static_cast<char*>(d_rows.data()) + first * width * element, width,
-                                     gradients.rows(c, first), d_entering, d_summaries.data() + cuts[i] * one,
-                                     workspace.data(), stream);
+        cuda::mixer_outputs_backward(
+            shape, operand, device.rows(first, rows), cuts[i], entering, device_summaries.data() + cuts[i] * one,
+            static_cast<char*>(d_rows.data()) + first * width * element, width, gradients.rows(c, first), d_entering,
+            d_summaries.data() + cuts[i] * one, workspace.data(), stream);
         for (std::size_t n = 0; n < cover.size(); ++n) {
             tree.nodes.at(cover[n]).gradient = download(d_nodes[n], stream);
         }

@@ -1,11 +1,11 @@
 // The plain gradients of all mixers on the GPU against the double reference: every algebra and read-out, in shards,
 // with odd sizes, grouped keys and hard decays.
 //
-// Bounds. A gradient is a sum of products, formed by recurrences of at most n = 4,096 tokens a block, then of blocks and
-// levels, and by sums over d_k, d_v and heads. Every step of a recurrence multiplies by a rounded decay and adds: two
-// roundings of 2^-24 and two of expf. Roundings of both signs: 2 sqrt(n + d_k + d_v) + 8 units of 2^-24 of the sum of
-// the terms' magnitudes; the matrix algebra forms p and r besides and subtracts them: a factor of 4 as on the CPU. In the
-// diagonal algebra nodes' log decays of up to 104 are rounded before their exp: 104 units more.
+// Bounds. A gradient is a sum of products, formed by recurrences of at most n = 4,096 tokens a block, then of blocks
+// and levels, and by sums over d_k, d_v and heads. Every step of a recurrence multiplies by a rounded decay and adds:
+// two roundings of 2^-24 and two of expf. Roundings of both signs: 2 sqrt(n + d_k + d_v) + 8 units of 2^-24 of the sum
+// of the terms' magnitudes; the matrix algebra forms p and r besides and subtracts them: a factor of 4 as on the CPU.
+// In the diagonal algebra nodes' log decays of up to 104 are rounded before their exp: 104 units more.
 #include <cmath>
 #include <limits>
 
