@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/cuda/check.h"
+#include "kernels/cuda/operand.h"
 #include "kernels/cuda/vectors.h"
 
 namespace fenwick::cuda {
@@ -24,12 +24,14 @@ __global__ void add_kernel(const float* from, float* to, std::int64_t count) {
     for (std::int64_t i = first_element(); i < count; i += step()) to[i] += from[i];
 }
 
-__global__ void add_rows_kernel(const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride,
+template <class T>
+__global__ void add_rows_kernel(const float* x, std::int64_t x_stride, T* y, std::int64_t y_stride,
                                 std::int64_t columns, std::int64_t count) {
     for (std::int64_t i = first_element(); i < count; i += step()) {
         const std::int64_t row = i / columns;
         const std::int64_t column = i % columns;
-        y[row * y_stride + column] += x[row * x_stride + column];
+        T* to = y + row * y_stride + column;
+        *to = from_float<T>(to_float(*to) + x[row * x_stride + column]);
     }
 }
 
@@ -65,12 +67,16 @@ void add_vector(const float* from, float* to, std::int64_t count, cudaStream_t s
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
-void add_rows(const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride, std::int64_t rows,
+void add_rows(Operand operand, const float* x, std::int64_t x_stride, void* y, std::int64_t y_stride, std::int64_t rows,
               std::int64_t columns, cudaStream_t stream) {
     const std::int64_t count = rows * columns;
     if (count == 0) return;
-    add_rows_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, x_stride, y, y_stride, columns, count);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+    with_operand(operand, [&](auto tag) {
+        using T = typename decltype(tag)::Type;
+        add_rows_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, x_stride, static_cast<T*>(y), y_stride, columns,
+                                                                    count);
+        FENWICK_CUDA_CHECK(cudaGetLastError());
+    });
 }
 
 void sum_parts(const float* part, std::int64_t stride, int parts, int own, const float* own_part, float* out,

@@ -5,13 +5,15 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/mixer.h"
+
 namespace fenwick::cuda {
 
 /// to[i] += from[i], i < count.
 void add_vector(const float* from, float* to, std::int64_t count, cudaStream_t stream);
 
-/// y[r, c] += x[r, c]: [rows, columns], strides count elements.
-void add_rows(const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride, std::int64_t rows,
+/// y[r, c] += x[r, c]: [rows, columns], x fp32, y of the operand type; strides count elements.
+void add_rows(Operand operand, const float* x, std::int64_t x_stride, void* y, std::int64_t y_stride, std::int64_t rows,
               std::int64_t columns, cudaStream_t stream);
 
 /// out[i] = sum over p < parts of part[p][i], in that order, in double, rounded once. part[p] starts `stride` elements

@@ -127,6 +127,22 @@ ReadOut read_out_of(const LayerWork& work, const GpuLayer& layer, const GatedDel
 
 }  // namespace
 
+PassMemory memory_from(const LayerWork& work, const GpuLayer& layer, std::int64_t first) {
+    const Operand operand = work.model.operand();
+    const auto from = [&](void* rows, std::int64_t stride) { return OperandRows(rows, stride, operand).row(first); };
+    const std::int64_t values = layer.shape.heads * layer.shape.value_dim;
+    PassMemory memory = work.memory;
+    memory.x += first * work.model.hidden();
+    memory.normed = from(memory.normed, work.model.hidden());
+    memory.projected = from(memory.projected, layer.gates_first);
+    memory.gates += first * gate_stride(layer.gate_columns());
+    memory.log_decay += first * layer.shape.heads;
+    memory.convolved = from(memory.convolved, layer.convolution.channels);
+    memory.v = from(memory.v, values);
+    memory.o = from(memory.o, values);
+    return memory;
+}
+
 OperandRows projected_rows(const LayerWork& work, const GpuLayer& layer) {
     return {work.memory.projected, layer.gates_first, work.model.operand()};
 }

@@ -42,6 +42,9 @@ private:
     std::int64_t element_;
 };
 
+/// The same places from row `first` on.
+[[nodiscard]] PassMemory memory_from(const LayerWork& work, const GpuLayer& layer, std::int64_t first);
+
 [[nodiscard]] OperandRows projected_rows(const LayerWork& work, const GpuLayer& layer);
 [[nodiscard]] OperandRows convolved_rows(const LayerWork& work, const GpuLayer& layer);
 
