@@ -15,6 +15,7 @@
 #include "kernels/cuda/backward/norm.h"
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/vectors.h"
 #include "worker/cuda/training/gpu_layer_pass.h"
 
 namespace fenwick::cuda {
@@ -37,7 +38,9 @@ GpuBackprop::GpuBackprop(std::shared_ptr<const Model> model, const FlatPlaces& p
       options_(options),
       gradients_(gradients),
       exchange_(device, operand, stream_.get()),
-      weights_(*model_, operand, stream_.get()) {
+      weights_(*model_, operand, stream_.get()),
+      first_bad_(std::ssize(model_->layers()) + 1, stream_.get()),
+      host_first_bad_(first_bad_.size()) {
     for (const LayerParts& layer : model_->layers()) {
         layer_gradients_.push_back(gradients_of(layer, places_, gradients_));
         log_linear_ = log_linear_ || layer.mixer->shape().log_linear();
@@ -114,6 +117,7 @@ StepLoss GpuBackprop::run(std::span<const TrainingDocument> documents, float gra
         throw InternalError("backprop: gradient scale " + std::to_string(gradient_scale) + ", expected a finite one");
     }
     const nvtx3::scoped_range range("micro-batch");
+    values_ = 0;
     const GpuBatch batch = pack_batch(documents, group_, log_linear_);
     StepLoss loss;
     loss.labels = batch.documents.labels;
@@ -124,6 +128,8 @@ StepLoss GpuBackprop::run(std::span<const TrainingDocument> documents, float gra
     const std::int64_t layers = sizes_.pass.layers;
     const auto bytes = static_cast<std::size_t>(rows * sizes_.pass.hidden) * sizeof(float);
     GpuLayerPass pass(weights_, matmul_, memory_, batch, exchange_, stream_.get());
+    std::int64_t reached = 0;  // layers whose input rows were there
+    look_at_rows(reached++, rows);
     for (const RecomputeAction& action : plan_) {
         const auto step = static_cast<std::size_t>(action.step);
         const auto index = static_cast<std::int32_t>(action.step);
@@ -131,6 +137,7 @@ StepLoss GpuBackprop::run(std::span<const TrainingDocument> documents, float gra
             case RecomputeAction::Kind::kRun:
                 group_.status().set_place(index, "forward");
                 pass.forward(weights_.layers()[step], index);
+                if (action.step + 1 == reached) look_at_rows(reached++, rows);
                 break;
             case RecomputeAction::Kind::kKeep:
             case RecomputeAction::Kind::kLoad: {
@@ -157,10 +164,25 @@ StepLoss GpuBackprop::run(std::span<const TrainingDocument> documents, float gra
         FENWICK_CUDA_CHECK(cudaMemcpyAsync(host_nll_.data(), memory_.pass.nll,
                                            static_cast<std::size_t>(rows) * sizeof(float), cudaMemcpyDeviceToHost,
                                            stream_.get()));
+        FENWICK_CUDA_CHECK(cudaMemcpyAsync(host_first_bad_.data(), first_bad_.data(), first_bad_.bytes(),
+                                           cudaMemcpyDeviceToHost, stream_.get()));
     }
     synchronize();
+    values_ = rows * sizes_.pass.hidden;
     for (std::int64_t t = 0; t < rows; ++t) loss.nll_sum += static_cast<double>(host_nll_.data()[t]);
     return loss;
+}
+
+void GpuBackprop::look_at_rows(std::int64_t place, std::int64_t rows) {
+    find_not_finite(memory_.pass.x, rows * sizes_.pass.hidden, first_bad_.data() + place, stream_.get());
+}
+
+std::int64_t GpuBackprop::first_not_finite() const {
+    if (values_ == 0) return -1;
+    for (std::int64_t i = 0; i < host_first_bad_.size(); ++i) {
+        if (host_first_bad_.data()[i] < values_) return i;
+    }
+    return -1;
 }
 
 void GpuBackprop::head(const float* x, std::int64_t rows, float gradient_scale) {

@@ -46,6 +46,9 @@ public:
     /// small: the message says what is needed and what there is.
     StepLoss run(std::span<const TrainingDocument> documents, float gradient_scale);
 
+    /// Of the last run, on this rank: as Backprop::first_not_finite.
+    [[nodiscard]] std::int64_t first_not_finite() const;
+
     /// Collective. Losses of the rows of `documents`, one after the other, without gradients: nll [this rank's rows],
     /// 0 where there is no target.
     void losses(std::span<const TrainingDocument> documents, std::span<float> nll);
@@ -62,6 +65,7 @@ private:
     void upload(const GpuBatch& batch, bool scored);
     [[nodiscard]] float* kept(std::int64_t place) const;
     void head(const float* x, std::int64_t rows, float gradient_scale);
+    void look_at_rows(std::int64_t place, std::int64_t rows);
     void synchronize();
 
     std::shared_ptr<const Model> model_;
@@ -82,6 +86,9 @@ private:
     std::vector<RecomputeAction> plan_;
     PinnedBuffer<std::int32_t> host_rows_;  // [3, rows]: tokens, targets, positions
     PinnedBuffer<float> host_nll_;
+    DeviceBuffer<std::int64_t> first_bad_;  // [layers + 1] of each layer's input rows: the first value not finite
+    PinnedBuffer<std::int64_t> host_first_bad_;
+    std::int64_t values_ = 0;  // of a layer's rows in the last run
 };
 
 }  // namespace fenwick::cuda
