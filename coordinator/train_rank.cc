@@ -170,7 +170,7 @@ void TrainRank::resume() {
                             "nothing); all ranks need the same file system",
                             config_.checkpoints.string(), own, leaders));
         }
-        if (checkpoint) trainer_->restore(*checkpoint);
+        if (checkpoint) trainer_->restore(*checkpoint, model_config_);
     });
     if (!checkpoint) {
         spdlog::info("{}: no checkpoint yet: starts with step 1", config_.checkpoints.string());

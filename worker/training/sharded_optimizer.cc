@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "parallel/collectives.h"
-
 namespace fenwick {
 namespace {
 
@@ -20,7 +18,7 @@ std::span<const float> span_of(const Buffer<float>& buffer) {
 /// Calls part(parameter, its first element in the slice, the slice's first element of it, count) for every parameter
 /// that the slice touches.
 template <class Part>
-void for_parts(std::span<const Parameter> parameters, const FlatSlice& slice, const Part& part) {
+void for_parts(std::span<const Parameter> parameters, const Slice& slice, const Part& part) {
     std::int64_t offset = 0;
     for (const Parameter& parameter : parameters) {
         const std::int64_t first = std::max(offset, slice.first);
@@ -43,7 +41,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<Parameter> parameters, Communicat
       world_(world),
       threads_(threads),
       total_(parameter_floats(parameters_)),
-      own_(slice_of_rank(total_, world.size(), world.rank())),
+      own_(slice_of(total_, world.size(), world.rank())),
       gradient_(own_.size),
       values_(own_.size),
       exp_avg_(zeros(own_.size)),
@@ -81,7 +79,6 @@ CheckpointSlice ShardedOptimizer::slice() const {
 }
 
 void ShardedOptimizer::restore(const TrainingCheckpoint& checkpoint) {
-    checkpoint.check_table(parameter_table(parameters_));
     checkpoint.read(own_.first, span_of(values_), span_of(exp_avg_), span_of(exp_avg_sq_));
 }
 

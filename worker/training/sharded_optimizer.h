@@ -13,8 +13,8 @@
 
 #include "core/tensor.h"
 #include "kernels/adamw.h"
+#include "parallel/collectives.h"
 #include "parallel/communicator.h"
-#include "worker/training/flat_slice.h"
 #include "worker/training/gradients.h"
 #include "worker/training/parameters.h"
 #include "worker/training/training_checkpoint.h"
@@ -37,8 +37,8 @@ public:
     [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
     [[nodiscard]] std::int64_t total() const { return total_; }
     [[nodiscard]] CheckpointSlice slice() const;
-    /// Takes the slice and its moments from a checkpoint; the model has its values after `publish`. Throws DataError
-    /// when the checkpoint is of other parameters, or damaged.
+    /// Takes the slice and its moments from a checkpoint of the same parameters (TrainingCheckpoint::check_model); the
+    /// model has its values after `publish`. Throws DataError when the checkpoint is damaged.
     void restore(const TrainingCheckpoint& checkpoint);
     /// Collective. Gives the slices' values to every rank's model. `gradients` is room as in `step`.
     void publish(Gradients& gradients);
@@ -48,7 +48,7 @@ private:
     Communicator& world_;
     int threads_;
     std::int64_t total_;
-    FlatSlice own_;
+    Slice own_;
     struct Run {
         std::int64_t first = 0;  // in the slice
         std::int64_t size = 0;

@@ -12,6 +12,7 @@
 #include "core/errors.h"
 #include "core/fenwick.h"
 #include "core/json.h"
+#include "kernels/backward/cross_entropy.h"
 #include "parallel/collectives.h"
 #include "worker/shard_cost.h"
 #include "worker/training/training_data.h"
@@ -190,7 +191,8 @@ std::filesystem::path Trainer::save(const std::filesystem::path& folder, const s
     return write_training_checkpoint(world_, folder, head, optimizer_.slice(), keep);
 }
 
-void Trainer::restore(const TrainingCheckpoint& checkpoint) {
+void Trainer::restore(const TrainingCheckpoint& checkpoint, const std::string& model_config) {
+    checkpoint.check_model(model_config, parameter_table(optimizer_.parameters()));
     const std::string source = (checkpoint.folder() / "manifest.json").string();
     const ConfigReader state(checkpoint.head().state, source);
     const auto data = state.get_object("data");

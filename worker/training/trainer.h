@@ -63,9 +63,10 @@ public:
 
     /// Collective. `model_config`: text of the model's config.json. Throws as write_training_checkpoint.
     std::filesystem::path save(const std::filesystem::path& folder, const std::string& model_config, int keep) const;
-    /// Goes on from a checkpoint of whatever world, once `publish` has been called as well. Throws DataError when it
-    /// belongs to another model or is damaged, UsageError when its position in the data means nothing here.
-    void restore(const TrainingCheckpoint& checkpoint);
+    /// Goes on from a checkpoint of whatever world, once `publish` has been called as well. `model_config` as in
+    /// `save`. Throws DataError when it belongs to another model or is damaged, UsageError when its position in the
+    /// data means nothing here.
+    void restore(const TrainingCheckpoint& checkpoint, const std::string& model_config);
     /// Collective, after all ranks' `restore`: every rank's model gets the restored values.
     void publish() { optimizer_.publish(gradients_); }
 
