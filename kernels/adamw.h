@@ -15,6 +15,19 @@ struct AdamW {
     double weight_decay = 0.1;  ///< of runs that are decayed
 };
 
+/// What a step's formula needs of all that, in fp32.
+struct AdamWFactors {
+    float beta1, rest1;  ///< rest: 1 - beta
+    float beta2, rest2;
+    float step_size;    ///< learning_rate / (1 - beta1^step)
+    float correction2;  ///< 1 / (1 - beta2^step)
+    float epsilon;
+    float decay;  ///< learning_rate * weight_decay, or 0
+};
+
+/// Throws InternalError for a step below 1.
+[[nodiscard]] AdamWFactors adamw_factors(const AdamW& hyper, std::int64_t step, bool decayed);
+
 /// Some values of the flat vector, neighbours that are all decayed or all not.
 struct AdamWRun {
     std::int64_t size = 0;

@@ -35,29 +35,33 @@ double part_squared_norm(const float* values, std::int64_t size) {
 
 }  // namespace
 
-void adamw_step(const AdamW& hyper, std::int64_t step, float gradient_scale, const AdamWRun& run, int threads) {
+AdamWFactors adamw_factors(const AdamW& hyper, std::int64_t step, bool decayed) {
     if (step < 1) throw InternalError("adamw_step: steps count from 1, not " + std::to_string(step));
-    const auto beta1 = static_cast<float>(hyper.beta1);
-    const auto beta2 = static_cast<float>(hyper.beta2);
-    const auto rest1 = static_cast<float>(1.0 - hyper.beta1);
-    const auto rest2 = static_cast<float>(1.0 - hyper.beta2);
     const auto count = static_cast<double>(step);
-    const auto step_size = static_cast<float>(hyper.learning_rate / (1.0 - std::pow(hyper.beta1, count)));
-    const auto correction2 = static_cast<float>(1.0 / (1.0 - std::pow(hyper.beta2, count)));
-    const auto epsilon = static_cast<float>(hyper.epsilon);
-    const auto decay = static_cast<float>(run.decayed ? hyper.learning_rate * hyper.weight_decay : 0.0);
+    return {static_cast<float>(hyper.beta1),
+            static_cast<float>(1.0 - hyper.beta1),
+            static_cast<float>(hyper.beta2),
+            static_cast<float>(1.0 - hyper.beta2),
+            static_cast<float>(hyper.learning_rate / (1.0 - std::pow(hyper.beta1, count))),
+            static_cast<float>(1.0 / (1.0 - std::pow(hyper.beta2, count))),
+            static_cast<float>(hyper.epsilon),
+            static_cast<float>(decayed ? hyper.learning_rate * hyper.weight_decay : 0.0)};
+}
+
+void adamw_step(const AdamW& hyper, std::int64_t step, float gradient_scale, const AdamWRun& run, int threads) {
+    const AdamWFactors f = adamw_factors(hyper, step, run.decayed);
     parallel_tasks((run.size + kValuesOfTask - 1) / kValuesOfTask, threads, [&](std::int64_t task, int) {
         const std::int64_t end = std::min(run.size, (task + 1) * kValuesOfTask);
         // The four vectors are apart.
 #pragma GCC ivdep
         for (std::int64_t i = task * kValuesOfTask; i < end; ++i) {
             const float g = gradient_scale * run.gradient[i];
-            const float m = __builtin_fmaf(beta1, run.first_moment[i], rest1 * g);
-            const float v = __builtin_fmaf(beta2, run.second_moment[i], rest2 * g * g);
+            const float m = __builtin_fmaf(f.beta1, run.first_moment[i], f.rest1 * g);
+            const float v = __builtin_fmaf(f.beta2, run.second_moment[i], f.rest2 * g * g);
             run.first_moment[i] = m;
             run.second_moment[i] = v;
-            const float move = step_size * m / (__builtin_sqrtf(v * correction2) + epsilon);
-            run.values[i] -= __builtin_fmaf(decay, run.values[i], move);
+            const float move = f.step_size * m / (__builtin_sqrtf(v * f.correction2) + f.epsilon);
+            run.values[i] -= __builtin_fmaf(f.decay, run.values[i], move);
         }
     });
 }

@@ -3,6 +3,7 @@
 
 #include "core/fenwick.h"
 #include "kernels/cuda/cross_entropy.h"
+#include "kernels/cuda/logits_tile.h"
 #include "kernels/cuda/operand.h"
 
 namespace fenwick::cuda {
@@ -10,18 +11,6 @@ namespace {
 
 constexpr int kRowsOfBlock = 8;                               // a warp a row
 constexpr int kHeld = static_cast<int>(kVocabTile) / 32 / 4;  // accesses of a lane, four logits each, in registers
-
-/// What has been seen of one row's logits.
-struct RunningSum {
-    double sum;  // of exp(logit - maximum)
-    float maximum;
-    float target;
-};
-
-std::int64_t tile_width(std::int64_t vocab) {
-    const std::int64_t tiles = (vocab + kVocabTile - 1) / kVocabTile;
-    return ((vocab + tiles - 1) / tiles + 63) / 64 * 64;  // even tiles: no sliver is left
-}
 
 /// One warp a row: adds `count` logits, of the vocabulary from `first` on. The last tile writes the loss.
 __global__ void add_tile_kernel(const float* logits, std::int64_t stride, std::int64_t first, int count, bool last,
@@ -68,48 +57,61 @@ __global__ void add_tile_kernel(const float* logits, std::int64_t stride, std::i
     state.maximum = maximum;
     const std::int64_t target = targets[row] - first;
     if (target >= 0 && target < count) state.target = values[target];
-    if (last) {
-        nll[row] =
-            static_cast<float>(static_cast<double>(maximum) + log(state.sum) - static_cast<double>(state.target));
-    } else {
-        running[row] = state;
-    }
+    running[row] = state;
+    if (!last) return;
+    const double loss = static_cast<double>(maximum) + log(state.sum) - static_cast<double>(state.target);
+    nll[row] = targets[row] < 0 ? 0.0F : static_cast<float>(loss);
 }
 
 }  // namespace
 
+std::int64_t vocab_tile_width(std::int64_t vocab) {
+    const std::int64_t tiles = (vocab + kVocabTile - 1) / kVocabTile;
+    return ((vocab + tiles - 1) / tiles + 63) / 64 * 64;
+}
+
+void form_logits(const CrossEntropyCall& call, const LogitsTile& tile, Matmul& matmul, void* matmul_workspace,
+                 cudaStream_t stream) {
+    const std::int64_t element = operand_size(call.operand);
+    MatmulCall product;
+    product.operand = call.operand;
+    product.output = Operand::kFp32;
+    product.x = static_cast<const char*>(call.h) + tile.row * call.hidden * element;
+    product.weight = static_cast<const char*>(call.lm_head) + tile.first * call.hidden * element;
+    product.y = tile.logits;
+    product.rows = tile.rows;
+    product.n = tile.count;
+    product.k = call.hidden;
+    product.x_stride = call.hidden;
+    product.y_stride = tile.width;
+    matmul.multiply(product, matmul_workspace, stream);
+}
+
+void add_logits(const CrossEntropyCall& call, const LogitsTile& tile, RunningSum* running, cudaStream_t stream) {
+    const auto blocks = static_cast<unsigned>((tile.rows + kRowsOfBlock - 1) / kRowsOfBlock);
+    add_tile_kernel<<<blocks, dim3(32, kRowsOfBlock), 0, stream>>>(
+        tile.logits, tile.width, tile.first, static_cast<int>(tile.count), tile.first + tile.count == call.vocab,
+        call.targets + tile.row, running, call.nll + tile.row, static_cast<int>(tile.rows));
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
 std::size_t cross_entropy_workspace_bytes(std::int64_t vocab) {
     return static_cast<std::size_t>(kLossRows) *
-           (static_cast<std::size_t>(tile_width(vocab)) * sizeof(float) + sizeof(RunningSum));
+           (static_cast<std::size_t>(vocab_tile_width(vocab)) * sizeof(float) + sizeof(RunningSum));
 }
 
 void cross_entropy(const CrossEntropyCall& call, Matmul& matmul, void* workspace, void* matmul_workspace,
                    cudaStream_t stream) {
-    const std::int64_t width = tile_width(call.vocab);
-    auto* logits = static_cast<float*>(workspace);
-    auto* running = reinterpret_cast<RunningSum*>(logits + kLossRows * width);
-    const std::int64_t element = operand_size(call.operand);
-    for (std::int64_t row = 0; row < call.rows; row += kLossRows) {
-        const std::int64_t rows = std::min(kLossRows, call.rows - row);
-        for (std::int64_t first = 0; first < call.vocab; first += width) {
-            const std::int64_t count = std::min(width, call.vocab - first);
-            MatmulCall product;
-            product.operand = call.operand;
-            product.output = Operand::kFp32;
-            product.x = static_cast<const char*>(call.h) + row * call.hidden * element;
-            product.weight = static_cast<const char*>(call.lm_head) + first * call.hidden * element;
-            product.y = logits;
-            product.rows = rows;
-            product.n = count;
-            product.k = call.hidden;
-            product.x_stride = call.hidden;
-            product.y_stride = width;
-            matmul.multiply(product, matmul_workspace, stream);
-            const auto blocks = static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock);
-            add_tile_kernel<<<blocks, dim3(32, kRowsOfBlock), 0, stream>>>(
-                logits, width, first, static_cast<int>(count), first + count == call.vocab, call.targets + row, running,
-                call.nll + row, static_cast<int>(rows));
-            FENWICK_CUDA_CHECK(cudaGetLastError());
+    LogitsTile tile;
+    tile.width = vocab_tile_width(call.vocab);
+    tile.logits = static_cast<float*>(workspace);
+    auto* running = reinterpret_cast<RunningSum*>(tile.logits + kLossRows * tile.width);
+    for (tile.row = 0; tile.row < call.rows; tile.row += kLossRows) {
+        tile.rows = std::min(kLossRows, call.rows - tile.row);
+        for (tile.first = 0; tile.first < call.vocab; tile.first += tile.width) {
+            tile.count = std::min(tile.width, call.vocab - tile.first);
+            form_logits(call, tile, matmul, matmul_workspace, stream);
+            add_logits(call, tile, running, stream);
         }
     }
 }

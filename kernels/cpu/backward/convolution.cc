@@ -45,17 +45,21 @@ void meet_row(const Convolution& convolution, const Window& window, const float*
     if (convolution.silu) {
         Channels sum = block.bias;
         for (std::int64_t w = 0; w < convolution.width; ++w) {
+#pragma GCC ivdep
             for (std::int64_t c = 0; c < block.count; ++c) {
                 sum[c] = __builtin_fmaf(block.taps[w][c], window[w][c], sum[c]);
             }
         }
+#pragma GCC ivdep
         for (std::int64_t c = 0; c < block.count; ++c) d[c] *= silu_slope(sum[c]);
     }
     for (std::int64_t w = 0; w < convolution.width; ++w) {
+#pragma GCC ivdep
         for (std::int64_t c = 0; c < block.count; ++c) {
             add_exactly(d[c] * window[w][c], block.tap_high[w][c], block.tap_low[w][c]);
         }
     }
+#pragma GCC ivdep
     for (std::int64_t c = 0; c < block.count; ++c) add_exactly(d[c], block.bias_high[c], block.bias_low[c]);
 }
 
@@ -67,6 +71,7 @@ void leave_row(std::int64_t width, std::int64_t source, std::int64_t rows, const
         if (taker < 0 || taker >= rows) continue;
         const Channels& d = block.before_silu[taker % width];
         const Channels& taps = block.taps[width - 1 - i];
+#pragma GCC ivdep
         for (std::int64_t c = 0; c < block.count; ++c) sum[c] = __builtin_fmaf(taps[c], d[c], sum[c]);
     }
     std::copy_n(sum.begin(), block.count, out);

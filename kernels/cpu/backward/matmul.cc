@@ -14,7 +14,7 @@ namespace fenwick {
 namespace {
 
 // Panels of a weight's gradient, one task each: small enough that every thread has some.
-constexpr std::int64_t kWeightRows = 128;
+constexpr std::int64_t kWeightRows = 256;
 constexpr std::int64_t kWeightColumns = 512;
 constexpr std::int64_t kBiasBlock = 256;
 

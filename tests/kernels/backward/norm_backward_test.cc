@@ -9,7 +9,7 @@ using namespace fenwick::test;
 
 namespace {
 
-constexpr std::int64_t kChannels = 7 * 19;  // groups of 19: one lane's worth and an odd rest
+constexpr std::int64_t kChannels = 133;  // seven groups of 19: one turn of the lanes and an odd rest
 constexpr float kNormEps = 1e-5F;
 // A group of n: the sum of squares and the dot product err by (n / 16 + 5) eps / 2 of their terms' magnitudes, and
 // enter dx as factor * n * mean, with factor below 2 here, |n| below 5 and the mean of |dn n| below 2, times the gate
