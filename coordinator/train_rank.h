@@ -13,6 +13,7 @@ struct TrainRankOptions {
     bool resume = false;
     bool json = false;
     int threads = 1;          ///< of this rank
+    Compute compute;          ///< of this rank
     double peak_flops = 0.0;  ///< TrainLogOptions'; matters on rank 0
 };
 

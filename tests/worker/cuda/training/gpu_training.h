@@ -1,0 +1,144 @@
+// Training on the GPU beside the CPU's: engines of both on the same documents, and how far their gradients are apart.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/backward/cross_entropy.h"
+#include "parallel/cuda/self_device.h"
+#include "parallel/thread_world.h"
+#include "tests/parallel/cuda/staged_device.h"
+#include "tests/worker/small_models.h"
+#include "worker/cuda/training/gpu_engine.h"
+#include "worker/training/cpu_engine.h"
+#include "worker/training/training_data.h"
+
+namespace fenwick::testing {
+
+using Documents = std::vector<std::vector<std::int32_t>>;
+
+/// This rank's parts; every 7th token of a document is not scored, nor is its last.
+inline std::vector<TrainingDocument> parts_of(const Documents& documents, const Communicator& group) {
+    std::vector<TrainingDocument> parts;
+    for (const std::vector<std::int32_t>& ids : documents) {
+        Sequence sequence;
+        sequence.tokens = ids;
+        sequence.targets.assign(ids.begin() + 1, ids.end());
+        sequence.targets.push_back(kNoTarget);
+        for (std::size_t t = 6; t < ids.size(); t += 7) sequence.targets[t] = kNoTarget;
+        parts.push_back(own_part(sequence, 0.0, group));
+    }
+    return parts;
+}
+
+inline Documents random_documents(const std::vector<std::int64_t>& lengths, std::uint64_t seed = 5) {
+    Documents documents;
+    for (const std::int64_t length : lengths) documents.push_back(random_ids(length, 256, seed++));
+    return documents;
+}
+
+inline std::int64_t labels_of(const Documents& documents) {
+    std::int64_t labels = 0;
+    const SelfCommunicator self;
+    for (const TrainingDocument& document : parts_of(documents, self)) {
+        labels +=
+            std::ssize(document.targets) - std::count(document.targets.begin(), document.targets.end(), kNoTarget);
+    }
+    return labels;
+}
+
+/// What one run gives: the sum of losses and all gradients of their mean, summed over ranks.
+struct Pass {
+    double nll = 0.0;
+    std::vector<double> gradients;
+};
+
+inline Pass cpu_pass(const std::filesystem::path& folder, const Documents& documents, float z_loss = 0.0F) {
+    SelfCommunicator self;
+    const std::shared_ptr<Model> model = Model::load_for_training(folder);
+    Gradients gradients(model->parameters());
+    Backprop backprop(model, self, 2, {true, z_loss});
+    const auto scale = static_cast<float>(1.0 / static_cast<double>(labels_of(documents)));
+    Pass pass;
+    pass.nll = backprop.run(parts_of(documents, self), scale, gradients).nll_sum;
+    pass.gradients.assign(gradients.all().begin(), gradients.all().end());
+    return pass;
+}
+
+/// Calls body(engine, group) on `ranks` ranks that share this GPU; `sequence` of them to a group.
+template <class Body>
+void with_gpu_engines(const std::filesystem::path& folder, int ranks, int sequence, cuda::Operand operand,
+                      const cuda::GpuBackpropOptions& options, const Body& body) {
+    const auto rank = [&](Communicator& world, std::unique_ptr<cuda::DeviceCommunicator> device) {
+        const TrainingRanks training(world, sequence);
+        cuda::GpuEngine engine(Model::load_for_training(folder), world, training, operand, std::move(device), options);
+        body(engine, training);
+    };
+    if (ranks == 1) {
+        SelfCommunicator self;
+        return rank(self, std::make_unique<cuda::SelfDeviceCommunicator>());
+    }
+    run_thread_ranks(ranks,
+                     [&](Communicator& world) { rank(world, std::make_unique<StagedDeviceCommunicator>(world)); });
+}
+
+inline Pass gpu_pass(const std::filesystem::path& folder, const Documents& documents, cuda::Operand operand,
+                     int ranks = 1, const cuda::GpuBackpropOptions& options = {}) {
+    Pass pass;
+    std::mutex mutex;
+    const auto scale = static_cast<float>(1.0 / static_cast<double>(labels_of(documents)));
+    with_gpu_engines(folder, ranks, ranks, operand, options,
+                     [&](cuda::GpuEngine& engine, const TrainingRanks& training) {
+                         const double nll = engine.run(parts_of(documents, training.group()), scale).nll_sum;
+                         const std::vector<float> gradients = engine.gradients();
+                         const std::lock_guard<std::mutex> lock(mutex);
+                         pass.nll += nll;
+                         pass.gradients.resize(gradients.size(), 0.0);
+                         for (std::size_t i = 0; i < gradients.size(); ++i)
+                             pass.gradients[i] += static_cast<double>(gradients[i]);
+                     });
+    return pass;
+}
+
+/// Norm of the difference over the norm of what is wanted, of the parameter that is worst and of all together.
+struct GradientError {
+    double all = 0.0;
+    double worst = 0.0;
+    std::string name;
+};
+
+inline GradientError gradient_error(const std::filesystem::path& folder, const Pass& got, const Pass& want) {
+    REQUIRE(got.gradients.size() == want.gradients.size());
+    const std::shared_ptr<Model> model = Model::load_for_training(folder);
+    GradientError error;
+    double all = 0.0;
+    double all_wanted = 0.0;
+    std::size_t i = 0;
+    for (const Parameter& parameter : model->parameters()) {
+        double sum = 0.0;
+        double wanted = 0.0;
+        for (std::int64_t k = 0; k < parameter.size; ++k, ++i) {
+            const double difference = got.gradients[i] - want.gradients[i];
+            sum += difference * difference;
+            wanted += want.gradients[i] * want.gradients[i];
+        }
+        all += sum;
+        all_wanted += wanted;
+        double relative = wanted > 0.0 ? std::sqrt(sum / wanted) : (sum > 0.0 ? INFINITY : 0.0);
+        if (std::isnan(relative)) relative = INFINITY;
+        if (relative > error.worst) {
+            error.worst = relative;
+            error.name = parameter.name;
+        }
+    }
+    error.all = std::sqrt(all / all_wanted);
+    return error;
+}
+
+}  // namespace fenwick::testing

@@ -1,0 +1,134 @@
+// Gradients of whole models on the GPU: the CPU's, whatever is packed together, kept, or spread over ranks.
+#include <cstring>
+
+#include "tests/worker/cuda/training/gpu_training.h"
+
+using namespace fenwick;
+using namespace fenwick::testing;
+using cuda::Operand;
+
+namespace {
+
+// Shorter than the convolution, around a chunk, and two whole blocks with a tail that none of them fills.
+const std::vector<std::int64_t> kLengths = {1, 2, 65, 64, 63, 700, 3, 130};
+
+bool same_bits(const Pass& a, const Pass& b) {
+    return a.nll == b.nll && a.gradients.size() == b.gradients.size() &&
+           std::memcmp(a.gradients.data(), b.gradients.data(), a.gradients.size() * sizeof(double)) == 0;
+}
+
+/// fp32: two orders of the same sums, whose relative error is some tens of units in the last place through all layers.
+constexpr double kFp32 = 1e-5;
+constexpr double kFp32Parameter = 1e-4;  // of a single parameter, where terms cancel
+// bf16: every stored value is rounded by 2^-9, some 30 times a layer there and back: 2^-9 sqrt(60) = 1.5 percent if the
+// roundings are independent. Twice that for all, and more where a parameter's terms cancel.
+constexpr double kBf16 = 0.03;
+constexpr double kBf16Parameter = 0.15;
+
+void check_against_cpu(const std::filesystem::path& folder, const Documents& documents, Operand operand) {
+    const bool bf16 = operand == Operand::kBf16;
+    const Pass want = cpu_pass(folder, documents, 1e-4F);
+    const Pass got = gpu_pass(folder, documents, operand, 1, {1e-4F, 0});
+    const GradientError error = gradient_error(folder, got, want);
+    WARN(folder.filename().string() << (bf16 ? " in bf16" : " in fp32") << ": loss off by "
+                                    << std::fabs(got.nll - want.nll) / want.nll << ", gradients by " << error.all
+                                    << ", worst " << error.name << " by " << error.worst);
+    CHECK(std::fabs(got.nll - want.nll) <= (bf16 ? 5e-3 : 1e-6) * want.nll);
+    CHECK(error.all <= (bf16 ? kBf16 : kFp32));
+    CHECK(error.worst <= (bf16 ? kBf16Parameter : kFp32Parameter));
+}
+
+}  // namespace
+
+TEST_CASE("gradients of every family on the GPU agree with the CPU's") {
+    const TemporaryModels models;
+    const Documents documents = random_documents(kLengths);
+    for (const char* family : kFamilies) {
+        DYNAMIC_SECTION(family) {
+            for (const Operand operand : {Operand::kFp32, Operand::kBf16}) {
+                check_against_cpu(models.make(family), documents, operand);
+#if !defined(__CUDA_ON_HOST__)
+                check_against_cpu(models.make_wide(family), documents, operand);  // for the matrix units
+#endif
+            }
+        }
+    }
+}
+
+TEST_CASE("gradients of documents of many blocks on the GPU agree with the CPU's") {
+    const TemporaryModels models;
+    const Documents documents = random_documents({2 * kBlockTokens + 77, 130, kBlockTokens});
+    for (const char* family : kFamilies) {
+        DYNAMIC_SECTION(family) {
+            check_against_cpu(models.make(family), documents, Operand::kFp32);
+        }
+    }
+}
+
+TEST_CASE("packed documents on the GPU have the gradients that they have alone") {
+    const TemporaryModels models;
+    for (const char* family : kFamilies) {
+        const std::filesystem::path folder = models.make(family);
+        const Documents documents = random_documents({65, 3, 200, 1, 64});
+        const Pass together = gpu_pass(folder, documents, Operand::kFp32);
+        Pass alone;
+        alone.gradients.resize(together.gradients.size(), 0.0);
+        const auto all_labels = static_cast<double>(labels_of(documents));
+        for (const std::vector<std::int32_t>& document : documents) {
+            const auto labels = static_cast<double>(labels_of({document}));
+            if (labels == 0.0) continue;
+            const Pass one = gpu_pass(folder, {document}, Operand::kFp32);
+            alone.nll += one.nll;
+            for (std::size_t i = 0; i < one.gradients.size(); ++i) {
+                alone.gradients[i] += one.gradients[i] * labels / all_labels;
+            }
+        }
+        const GradientError error = gradient_error(folder, together, alone);
+        INFO(family << ": worst " << error.name);
+        CHECK(std::fabs(together.nll - alone.nll) <= 1e-6 * alone.nll);
+        CHECK(error.all <= kFp32);
+        CHECK(error.worst <= kFp32Parameter);
+    }
+}
+
+TEST_CASE("gradients on the GPU have the same bits again, and however few inputs are kept") {
+    const TemporaryModels models;
+    RandomModelOptions options;
+    options.family = "log_linear_mamba2";
+    options.output = models.root() / "deep";
+    options.hidden_size = 32;
+    options.layers = 5;
+    options.heads = 2;
+    options.head_dim = 16;
+    options.state_size = 16;
+    options.initializer_range = 0.15;
+    write_random_model(options);
+    const Documents documents = random_documents({90, 33});
+    for (const Operand operand : {Operand::kBf16, Operand::kFp32}) {
+        const Pass want = gpu_pass(options.output, documents, operand);
+        CHECK(same_bits(gpu_pass(options.output, documents, operand), want));
+        for (const std::int64_t places : {1, 2, 3}) {
+            INFO(places << " places");
+            CHECK(same_bits(gpu_pass(options.output, documents, operand, 1, {0.0F, places}), want));
+        }
+    }
+}
+
+TEST_CASE("ranks on the GPU have the gradients of one together") {
+    const TemporaryModels models;
+    // A tail shorter than the convolution on a rank of its own, two short documents that lie on one rank each.
+    const Documents documents = random_documents({3 * kBlockTokens + 2, 100, 7});
+    for (const char* family : kFamilies) {
+        const std::filesystem::path folder = models.make(family);
+        const Pass want = gpu_pass(folder, documents, Operand::kFp32);
+        for (const int ranks : {2, 3, 5}) {
+            const Pass got = gpu_pass(folder, documents, Operand::kFp32, ranks);
+            const GradientError error = gradient_error(folder, got, want);
+            WARN(family << ", " << ranks << " ranks: gradients off by " << error.all << ", worst " << error.name
+                        << " by " << error.worst);
+            CHECK(std::fabs(got.nll - want.nll) <= 1e-6 * want.nll);
+            CHECK(error.all <= kFp32);
+            CHECK(error.worst <= kFp32Parameter);
+        }
+    }
+}
