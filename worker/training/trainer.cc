@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <span>
 #include <utility>
@@ -20,19 +19,6 @@
 
 namespace fenwick {
 namespace {
-
-/// Useful operations of the forward pass over a document of `tokens` tokens (DESIGN section 8).
-double forward_flops(const Model& model, std::int64_t tokens) {
-    const std::int64_t blocks = tokens >> kBlockBits;
-    const auto tail = static_cast<double>(tokens & (kBlockTokens - 1));
-    const double entering = static_cast<double>(kBlockTokens) * static_cast<double>(entering_states(blocks)) +
-                            tail * std::popcount(static_cast<std::uint64_t>(blocks));
-    double flops = static_cast<double>(tokens) * model.head_flops_per_token();
-    for (const LayerCost& cost : model.layer_costs()) {
-        flops += static_cast<double>(tokens) * cost.flops_per_token + entering * cost.flops_per_token_and_level;
-    }
-    return flops;
-}
 
 DatasetOptions options_of(const DataSettings& data) {
     return {data.sequence_tokens, data.batch_tokens, data.seed, true};

@@ -107,7 +107,7 @@ TEST_CASE("a mixer gives packed documents what it gives them alone") {
                 const std::int64_t blocks = (count - 1) / kBlockTokens;
                 out = Buffer<float>(count * 16);
                 Buffer<float> summaries(std::max<std::int64_t>(blocks * summary_floats(shape), 1));
-                Buffer<float> workspace(mixer_workspace_floats(shape, count, blocks));
+                Buffer<float> workspace(mixer_workspace_floats(shape, blocks));
                 mixer_block_summaries(shape, inputs_of(first, count), blocks, summaries.data(), 1, workspace.data());
                 mixer_outputs(shape, inputs_of(first, count), 0, {}, summaries.data(), out.matrix(count, 16), 1,
                               workspace.data());

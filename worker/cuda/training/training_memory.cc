@@ -17,6 +17,7 @@
 #include "kernels/cuda/backward/read_out.h"
 #include "parallel/collectives.h"
 #include "parallel/cuda/device_collectives.h"
+#include "parallel/node_summaries.h"
 #include "worker/training/recompute_plan.h"
 
 namespace fenwick::cuda {
