@@ -1,4 +1,5 @@
-// Gradient of a bias on the GPU (kernels/backward/matmul.h). Conventions: backward/activations.h.
+// Gradient of a bias that is added to all rows (kernels/cuda/convert.h's add_bias). Conventions:
+// backward/activations.h.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +8,10 @@
 
 namespace fenwick::cuda {
 
-[[nodiscard]] std::size_t bias_backward_workspace_bytes(std::int64_t columns);
+[[nodiscard]] std::size_t add_bias_backward_workspace_bytes(std::int64_t columns);
 
-/// d_bias[c] += sum over rows of dy[t, c]: dy [rows, columns] of the operand type.
-void bias_backward(Operand operand, const void* dy, std::int64_t dy_stride, float* d_bias, std::int64_t rows,
-                   std::int64_t columns, void* workspace, cudaStream_t stream);
+/// d_bias [columns] += the columns' sums of dy [rows, columns] of the operand type, rows `stride` elements apart.
+void add_bias_backward(Operand operand, const void* dy, std::int64_t stride, float* d_bias, std::int64_t rows,
+                       std::int64_t columns, void* workspace, cudaStream_t stream);
 
 }  // namespace fenwick::cuda

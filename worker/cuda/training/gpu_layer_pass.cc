@@ -307,7 +307,7 @@ void GpuLayerPass::add_weight_gradient(void* dy, std::int64_t dy_stride, std::in
     call.rows = rows;
     matmul_.add_weight_gradient(call, memory_.pass.matmul_workspace, stream_);
     if (d_bias == nullptr) return;
-    bias_backward(operand_, dy, dy_stride, d_bias, rows, outputs, memory_.row_workspace, stream_);
+    add_bias_backward(operand_, dy, dy_stride, d_bias, rows, outputs, memory_.row_workspace, stream_);
 }
 
 }  // namespace fenwick::cuda

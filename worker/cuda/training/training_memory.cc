@@ -79,7 +79,7 @@ std::int64_t row_workspace_bytes(const Model& model, Operand operand, std::int64
                gates_backward_workspace_bytes(shape.heads), gates_backward_workspace_bytes(shape.heads * shape.levels),
                l2_norm_backward_workspace_bytes(rows, shape.key_heads),
                read_out_backward_workspace_bytes(widest_read_out(mixer, tile)),
-               bias_backward_workspace_bytes(std::max(mixer.in_proj().outputs, mixer.out_proj().outputs))});
+               add_bias_backward_workspace_bytes(std::max(mixer.in_proj().outputs, mixer.out_proj().outputs))});
     }
     return static_cast<std::int64_t>(bytes);
 }

@@ -1,5 +1,6 @@
 // Gradients of the row-wise GPU kernels against the double references.
 #include "kernels/cuda/backward/activations.h"
+#include "kernels/cuda/backward/bias.h"
 #include "kernels/cuda/backward/convolution.h"
 #include "kernels/cuda/backward/embedding.h"
 #include "kernels/cuda/backward/gates.h"
@@ -402,6 +403,28 @@ TEST_CASE("GPU embed_rows_backward equals the double reference") {
             INFO(rows << " rows of " << hidden);
             // Sums, below 64 here, keep what they round off: one rounding of theirs and one of the result.
             CHECK(worst_ratio(table.download(), want, 64 * kUnit, kUnit) <= 1);
+        }
+    }
+}
+
+TEST_CASE("GPU add_bias_backward equals sums of columns in strided rows") {
+    const cuda::Stream stream;
+    for (const Operand operand : kOperands) {
+        for (const std::int64_t columns : {45, 64}) {
+            const std::int64_t rows = 300;
+            const std::int64_t stride = columns + 8;
+            const std::vector<float> dy = random_values(rows * stride, 1, operand);
+            const std::vector<float> before = random_values(columns, 2);
+            std::vector<double> sums(static_cast<std::size_t>(columns), 0.0);
+            for (std::int64_t i = 0; i < rows * stride; ++i) {
+                if (i % stride < columns) sums[i % stride] += static_cast<double>(dy[i]);
+            }
+            DeviceRows dev_dy(operand, dy, stream.get());
+            DeviceRows d_bias(Operand::kFp32, before, stream.get());
+            Bytes workspace = workspace_of(cuda::add_bias_backward_workspace_bytes(columns), stream);
+            cuda::add_bias_backward(operand, dev_dy.data(), stride, d_bias.floats(), rows, columns, workspace.data(),
+                                    stream.get());
+            CHECK(worst_ratio(d_bias.download(), added(before, sums), 64 * kUnit, kUnit) <= 1);
         }
     }
 }
