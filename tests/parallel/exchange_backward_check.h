@@ -211,8 +211,8 @@ inline std::string check_exchange_backward(Communicator& comm, const std::vector
     const ExchangeSchedule schedule = make_entering_schedule(boundaries);
     std::string fault;
     const std::vector<float> got = run_tree_backward(comm, model, shape, schedule, fault);
-    if (!fault.empty()) return fault;
     const std::vector<float> again = run_tree_backward(comm, model, shape, schedule, fault);
+    if (!fault.empty()) return fault;
     if (!got.empty() && std::memcmp(got.data(), again.data(), got.size() * sizeof(float)) != 0) return "other bits";
 
     const auto want = model.gradients(false);

@@ -110,17 +110,17 @@ Verdict halo(Communicator& comm) {
 }
 
 Verdict halo_backward(Communicator& comm) {
+    test::FirstFault fault;
     for (const std::int64_t most : {1, 2, 20}) {
         std::vector<std::int64_t> rows;
         rows.reserve(static_cast<std::size_t>(comm.size()));
         for (int rank = 0; rank < comm.size(); ++rank) rows.push_back((rank * 5 + 1) % (most + 1));
         std::array<double, 2> products{};
-        Verdict fault = test::check_halo_backward(comm, rows, 3, 50, products);
-        if (!fault.empty()) return fault;
+        fault.note(test::check_halo_backward(comm, rows, 3, 50, products));
         all_sum(comm, products);
-        if (products[0] != products[1]) return "<halo(x), y> is not <x, halo_backward(y)>";
+        fault.note(products[0] == products[1], "<halo(x), y> is not <x, halo_backward(y)>");
     }
-    return {};
+    return fault.text;
 }
 
 Verdict sliced_collectives(Communicator& comm) {
@@ -128,11 +128,9 @@ Verdict sliced_collectives(Communicator& comm) {
 }
 
 Verdict groups(Communicator& comm) {
-    for (const int width : {1, 2, 3}) {
-        Verdict fault = test::check_groups(comm, width);
-        if (!fault.empty()) return fault;
-    }
-    return {};
+    test::FirstFault fault;
+    for (const int width : {1, 2, 3}) fault.note(test::check_groups(comm, width));
+    return fault.text;
 }
 
 Verdict check_list(const NodeSummaries& list, std::int64_t end) {
@@ -175,16 +173,16 @@ Verdict node_exchange(Communicator& comm) {
 /// In the world, and in a group of all its ranks but the first (which works by itself).
 Verdict exchange_backward(Communicator& comm) {
     SubCommunicator group(comm, comm.rank() == 0 ? std::vector<int>{0} : ranks_in_steps(1, comm.size() - 1));
+    test::FirstFault fault;
     for (Communicator* ranks : {&comm, static_cast<Communicator*>(&group)}) {
         for (const MixerShape& shape : test::exchange_shapes()) {
             for (const std::int64_t blocks : {1, 4, 23}) {
                 const ShardPlan plan = make_shard_plan(0, blocks * kBlockTokens + 9, ranks->size());
-                Verdict fault = test::check_exchange_backward(*ranks, plan.complete_block_boundaries(), shape);
-                if (!fault.empty()) return fault;
+                fault.note(test::check_exchange_backward(*ranks, plan.complete_block_boundaries(), shape));
             }
         }
     }
-    return {};
+    return fault.text;
 }
 
 Verdict guard(Communicator& comm) {
