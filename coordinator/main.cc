@@ -90,11 +90,13 @@ int main(int argc, char** argv) {
         app.footer(kFooter);
         Command command;
         fenwick::add_score_command(app, command);
-        fenwick::add_train_command(app, command);
         fenwick::add_plan_command(app, command);
         fenwick::add_init_command(app, command);
         fenwick::add_doctor_command(app, command);
         fenwick::add_version_command(app, command);
+        fenwick::add_tokenize_command(app, command);
+        fenwick::add_train_command(app, command);
+        fenwick::add_checkpoint_command(app, command);
         fenwick::add_serve_command(app, command);
         fenwick::add_worker_command(app, command);
         fenwick::add_submit_command(app, command);

@@ -48,7 +48,6 @@ void TrainLog::step(const StepResult& result, double seconds, const std::optiona
     tokens_ += result.tokens;
     all_seconds_ += seconds;
     all_tokens_ += result.tokens;
-    last_loss_ = result.loss;
     progress_.advance(state.step);
     if (state.step % options_.every_steps != 0 && !validation && state.step != options_.steps) return;
 
@@ -110,7 +109,7 @@ void TrainLog::report(const TrainerState& state, const std::filesystem::path& ch
         json["exit_code"] = 0;
         json["step"] = state.step;
         json["total_tokens"] = state.tokens;
-        json["loss"] = number_or_null(last_loss_);
+        json["loss"] = number_or_null(state.loss);
         json["checkpoint"] = checkpoint.string();
         json["seconds"] = all_seconds_;
         json["tokens_per_second"] = number_or_null(rate);

@@ -47,7 +47,6 @@ private:
     std::int64_t tokens_ = 0;
     double all_seconds_ = 0.0;
     std::int64_t all_tokens_ = 0;
-    std::optional<double> last_loss_;
 };
 
 }  // namespace fenwick

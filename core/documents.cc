@@ -149,6 +149,7 @@ private:
             file.bytes().subspan(static_cast<std::size_t>(line.offset), static_cast<std::size_t>(line.length));
         const JsonlRow row = parse_jsonl_row({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, false);
         if (row.has_id) document.custom_id = row.custom_id;
+        document.has_targets = row.has_targets;
         document.error = row.error.empty() ? set_row_content(document, row) : row.error;
         if (!document.error.empty()) document.error = fmt::format("{}: {}", where, document.error);
         if (row.has_id) claim_id(document, where);
@@ -193,7 +194,8 @@ private:
         for (const auto& name : row.unknown_fields) {
             if (!warned_.insert(name).second) continue;
             spdlog::warn(
-                "{}: unknown field {} is ignored, here and in other rows; known are custom_id, text, path, tokens",
+                "{}: unknown field {} is ignored, here and in other rows; known are custom_id, text, path, tokens, "
+                "targets",
                 where, in_quotes(name));
         }
     }

@@ -30,6 +30,7 @@ struct DocumentRef {
     std::int64_t length = 0;
     int element_bytes = 0;  ///< kRawTokens: width of an id
     bool is_signed = false;
+    bool has_targets = false;  ///< kJsonTokens: the row says which tokens are targets
 };
 
 /// A document's tokens, read by stretches, never whole.
@@ -61,8 +62,8 @@ using PathCheck = std::function<std::string(const std::filesystem::path& path)>;
 /// - .txt .md .text .dict: text;
 /// - .jsonl: a document for every row that is not blank: `custom_id` (string or number), then one of `text`, `path`
 /// (relative
-///   to the file's folder; not another .jsonl), `tokens` (integers). Unknown fields are ignored, with one warning for a
-///   name. Lines of up to 256 MiB;
+///   to the file's folder; not another .jsonl), `tokens` (integers; for training, `targets` may say which are scored).
+///   Unknown fields are ignored, with one warning for a name. Lines of up to 256 MiB;
 /// - .npy: ids as any integer type;
 /// - .u8.bin .u16.bin .u32.bin .i32.bin: ids without a header, little-endian; .bin alone is int32.
 /// Throws UsageError for another ending. Everything else that is wrong makes a bad document (`error` set) of that input
@@ -74,6 +75,9 @@ using PathCheck = std::function<std::string(const std::filesystem::path& path)>;
 /// Throws DataError (message names file, line or byte, expected and found) for content that cannot be read, and for a
 /// document whose `error` is set; UsageError for `prepend_bos` without a bos_id inside the vocabulary.
 [[nodiscard]] std::unique_ptr<TokenReader> open_document(const DocumentRef& document, const DocumentOptions& options);
+
+/// Of a document with `has_targets`: for every token whether its row names it as a target. Throws as `open_document`.
+[[nodiscard]] std::vector<bool> read_targets(const DocumentRef& document);
 
 /// XXH3-128 (32 hexadecimal digits) of the ids as little-endian int32: the same for the same tokens whatever file they
 /// came in. Reads the document once, in bounded memory.

@@ -20,7 +20,7 @@ constexpr std::size_t kTokenBatch = 4096;
 constexpr std::size_t kLongRow = std::size_t{16} << 20;
 constexpr std::string_view kBlank = " \t\r";
 
-enum class Field { kNone, kId, kText, kPath, kTokens, kUnknown };
+enum class Field { kNone, kId, kText, kPath, kTokens, kTargets, kUnknown };
 
 std::string_view name_of(Field field) {
     switch (field) {
@@ -32,6 +32,8 @@ std::string_view name_of(Field field) {
             return "path";
         case Field::kTokens:
             return "tokens";
+        case Field::kTargets:
+            return "targets";
         case Field::kNone:
         case Field::kUnknown:
             break;
@@ -44,6 +46,7 @@ std::string_view expected_by(Field field) {
         case Field::kId:
             return "a string or a number";
         case Field::kTokens:
+        case Field::kTargets:
             return "an array of integers";
         default:
             return "a string";
@@ -54,7 +57,9 @@ std::string_view expected_by(Field field) {
 /// found wherever it stands.
 class RowHandler final : public nlohmann::json_sax<Json> {
 public:
-    RowHandler(bool keep_text, const TokenSink& sink, JsonlRow& row) : keep_text_(keep_text), sink_(sink), row_(row) {}
+    /// `longest`: bytes of the row; no row of that length has more tokens.
+    RowHandler(bool keep_text, const TokenSink& sink, std::size_t longest, JsonlRow& row)
+        : keep_text_(keep_text), sink_(sink), longest_(static_cast<std::int64_t>(longest)), row_(row) {}
 
     bool null() override { return scalar("null"); }
     bool boolean(bool /*value*/) override { return scalar("true or false"); }
@@ -93,8 +98,13 @@ public:
     }
     bool start_array(std::size_t /*elements*/) override {
         if (at_field(Field::kTokens)) {
-            in_tokens_ = true;
+            array_ = Field::kTokens;
             set_content(RowContent::kTokens);
+        } else if (at_field(Field::kTargets)) {
+            array_ = Field::kTargets;
+            if (row_.has_targets) fail("field \"targets\" comes twice");
+            row_.has_targets = true;
+            place_ = 0;
         } else {
             scalar("an array");
         }
@@ -103,8 +113,8 @@ public:
     }
     bool end_array() override {
         --depth_;
-        if (in_tokens_ && depth_ == 1) {
-            in_tokens_ = false;
+        if (array_ != Field::kNone && depth_ == 1) {
+            array_ = Field::kNone;
             flush();
         }
         return true;
@@ -118,6 +128,17 @@ public:
         return false;
     }
 
+    /// What can be said only of the whole row.
+    void finish() {
+        if (!row_.has_targets) return;
+        if (row_.content != RowContent::kTokens) fail("field \"targets\": goes with \"tokens\" alone");
+        if (largest_target_ >= tokens_) {
+            fail(fmt::format("field \"targets\": expected places below {}, the number of tokens, found {}", tokens_,
+                             largest_target_));
+        }
+        if (keep_text_ && row_.error.empty()) row_.targets.resize(static_cast<std::size_t>(tokens_));
+    }
+
 private:
     void fail(std::string message) {
         if (row_.error.empty()) row_.error = std::move(message);
@@ -129,6 +150,7 @@ private:
                  : name == "text"    ? Field::kText
                  : name == "path"    ? Field::kPath
                  : name == "tokens"  ? Field::kTokens
+                 : name == "targets" ? Field::kTargets
                                      : Field::kUnknown;
         if (field_ == Field::kUnknown) {
             auto& names = row_.unknown_fields;
@@ -139,8 +161,9 @@ private:
     bool scalar(const std::string& found) {
         if (depth_ == 0) {
             fail(fmt::format("expected an object, found {}", found));
-        } else if (in_tokens_) {
-            fail(fmt::format("field \"tokens\"[{}]: expected an integer, found {}", position_, found));
+        } else if (array_ != Field::kNone) {
+            fail(fmt::format("field \"{}\"[{}]: expected an integer, found {}", name_of(array_),
+                             array_ == Field::kTokens ? tokens_ : place_, found));
         } else if (depth_ == 1 && field_ != Field::kUnknown) {
             fail(fmt::format("field \"{}\": expected {}, found {}", name_of(field_), expected_by(field_), found));
         }
@@ -161,16 +184,28 @@ private:
     }
     bool integer(std::int64_t value, const std::string& written) {
         if (at_field(Field::kId)) return set_id(written);
-        if (!in_tokens_ || depth_ != 2) return scalar("the number " + written);
+        if (array_ == Field::kNone || depth_ != 2) return scalar("the number " + written);
+        if (array_ == Field::kTargets) return target(value, written);
         if (value < std::numeric_limits<std::int32_t>::min() || value > std::numeric_limits<std::int32_t>::max()) {
-            fail(fmt::format("field \"tokens\"[{}]: {} is no token id (it needs more than 32 bits)", position_,
-                             written));
+            fail(fmt::format("field \"tokens\"[{}]: {} is no token id (it needs more than 32 bits)", tokens_, written));
             value = 0;
         }
-        ++position_;
+        ++tokens_;
         if (!sink_) return true;
         batch_.push_back(static_cast<std::int32_t>(value));
         if (batch_.size() == kTokenBatch) flush();
+        return true;
+    }
+    bool target(std::int64_t place, const std::string& written) {
+        if (place < 0 || place >= longest_) {
+            fail(fmt::format("field \"targets\"[{}]: expected the place of a token, found {}", place_, written));
+        } else {
+            largest_target_ = std::max(largest_target_, place);
+            const auto index = static_cast<std::size_t>(place);
+            if (keep_text_ && index >= row_.targets.size()) row_.targets.resize(index + 1);
+            if (keep_text_) row_.targets[index] = true;
+        }
+        ++place_;
         return true;
     }
     void flush() {
@@ -180,11 +215,14 @@ private:
 
     bool keep_text_;
     const TokenSink& sink_;
+    std::int64_t longest_;
     JsonlRow& row_;
     int depth_ = 0;
     Field field_ = Field::kNone;
-    bool in_tokens_ = false;
-    std::int64_t position_ = 0;
+    Field array_ = Field::kNone;  // kTokens or kTargets while inside it
+    std::int64_t tokens_ = 0;
+    std::int64_t place_ = 0;  // in "targets"
+    std::int64_t largest_target_ = -1;
     std::vector<std::int32_t> batch_;
 };
 
@@ -230,8 +268,8 @@ JsonlRow parse_jsonl_row(std::string_view row, bool keep_text, const TokenSink& 
             return result;
         }
     }
-    RowHandler handler(keep_text, tokens, result);
-    Json::sax_parse(row.begin(), row.end(), &handler);
+    RowHandler handler(keep_text, tokens, row.size(), result);
+    if (Json::sax_parse(row.begin(), row.end(), &handler)) handler.finish();
     if (!result.error.empty()) return result;
     if (!result.has_id) {
         result.error = "field \"custom_id\" is missing";

@@ -1,6 +1,6 @@
 // JSONL inputs: lines of any length up to a limit, and the rows they hold. A row is an object with a `custom_id`
 // (string or number) and exactly one of `text` (string), `path` (a file, relative to the JSONL file's folder) and
-// `tokens` (integers).
+// `tokens` (integers). With `tokens` may come `targets`, the places in it that a training loss is taken of.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,9 @@ struct JsonlRow {
     bool has_id = false;
     std::string custom_id;  ///< a number as it is written
     RowContent content = RowContent::kNone;
-    std::string value;                        ///< the text or path; empty when `keep_text` is false and it is a text
+    std::string value;  ///< the text or path; empty when `keep_text` is false and it is a text
+    bool has_targets = false;
+    std::vector<bool> targets;                ///< [tokens]; empty without `has_targets`, or when `keep_text` is false
     std::vector<std::string> unknown_fields;  ///< each name once
 };
 

@@ -113,6 +113,11 @@ std::unique_ptr<TokenReader> open_content(const DocumentRef& document, const Doc
 
 }  // namespace
 
+std::vector<bool> read_targets(const DocumentRef& document) {
+    if (!document.has_targets) throw InternalError("read_targets: " + document.custom_id + " names none");
+    return read_row(document, MappedFile::open(document.source), {}).targets;
+}
+
 std::unique_ptr<TokenReader> open_document(const DocumentRef& document, const DocumentOptions& options) {
     if (!document.error.empty()) throw DataError(document.error);
     check_options(options);

@@ -18,11 +18,14 @@ struct Command {
 
 // Each registers its verb in `app`; when the verb is parsed, `chosen` is filled in.
 void add_score_command(CLI::App& app, Command& chosen);
-void add_train_command(CLI::App& app, Command& chosen);
 void add_plan_command(CLI::App& app, Command& chosen);
 void add_init_command(CLI::App& app, Command& chosen);
 void add_doctor_command(CLI::App& app, Command& chosen);
 void add_version_command(CLI::App& app, Command& chosen);
+// Training.
+void add_tokenize_command(CLI::App& app, Command& chosen);
+void add_train_command(CLI::App& app, Command& chosen);
+void add_checkpoint_command(CLI::App& app, Command& chosen);
 // A coordinator, and a rank of its gangs.
 void add_serve_command(CLI::App& app, Command& chosen);
 void add_worker_command(CLI::App& app, Command& chosen);

@@ -24,12 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::chrono::milliseconds kLook{200};
 
-std::string hash_of(const MappedFile& file) {
-    Hasher hasher;
-    hasher.update(file.bytes());
-    return hasher.hex();
-}
-
 }  // namespace
 
 LeaseRun::LeaseRun(LedGang& gang, ControlClient& client, std::uint64_t session, const idl::Grant& grant,

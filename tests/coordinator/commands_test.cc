@@ -32,7 +32,7 @@ TEST_CASE("version and doctor speak to people and programs") {
 }
 
 TEST_CASE("every verb explains itself") {
-    for (const char* verb : {"score", "plan", "init", "doctor", "version"}) {
+    for (const char* verb : {"score", "plan", "init", "doctor", "version", "tokenize", "checkpoint"}) {
         const Finished help = run_program({verb, "--help"});
         INFO(verb);
         CHECK(help.code == 0);

@@ -78,6 +78,28 @@ TEST_CASE("F32 and F64 convert from addresses without alignment") {
     CHECK(out[3] == 3.0F);
 }
 
+// Against the definition: of the two neighbours of x in bf16 the nearer one, at a tie the one whose last bit is 0.
+TEST_CASE("bf16 rounds to nearest, ties to even") {
+    const auto round = [](std::uint32_t bits) {
+        const auto in = std::bit_cast<float>(bits);
+        std::uint16_t out = 0;
+        round_to_bf16({&in, 1}, {&out, 1});
+        return out;
+    };
+    for (const std::uint32_t high : {0x0000U, 0x0001U, 0x3f80U, 0x3f81U, 0x7f7eU, 0x8000U, 0xbf81U, 0x0080U, 0x007fU}) {
+        for (const std::uint32_t low : {0x0000U, 0x0001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
+            INFO(high << " " << low);
+            const std::uint32_t up = low > 0x8000U || (low == 0x8000U && (high & 1U) != 0) ? 1 : 0;
+            CHECK(round(high << 16 | low) == high + up);
+        }
+    }
+    CHECK(round(0x7f7fffffU) == 0x7f80U);  // past the largest: infinity
+    CHECK(round(0x7f800000U) == 0x7f80U);
+    CHECK(round(0xff800000U) == 0xff80U);
+    CHECK(round(0x7f800001U) == 0x7fc0U);  // a NaN whose bits all lie below
+    CHECK(round(0xffffffffU) == 0xffffU);
+}
+
 TEST_CASE("dtypes that are no weights are refused by name") {
     const std::vector<std::byte> raw(8);
     std::vector<float> out(1);

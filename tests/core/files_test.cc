@@ -1,8 +1,6 @@
 #include "core/files.h"
 
 #include <fcntl.h>
-#include <signal.h>  // NOLINT(modernize-deprecated-headers): SIGXFSZ is POSIX
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
@@ -10,40 +8,16 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "temporary_folder.h"
+#include "tests/core/file_size_limit.h"
+#include "tests/core/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using namespace fenwick;
+using fenwick::testing::FileSizeLimit;
 using fenwick::testing::get;
 using fenwick::testing::message_of;
 using fenwick::testing::put;
 using fenwick::testing::TemporaryFolder;
-
-namespace {
-
-/// Limits the size of every file that this process writes: the nearest thing to a full disk that needs no privileges.
-class FileSizeLimit {
-public:
-    explicit FileSizeLimit(rlim_t bytes) {
-        handler_ = ::signal(SIGXFSZ, SIG_IGN);
-        REQUIRE(::getrlimit(RLIMIT_FSIZE, &saved_) == 0);
-        rlimit limit = saved_;
-        limit.rlim_cur = bytes;
-        REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    }
-    FileSizeLimit(const FileSizeLimit&) = delete;
-    FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-    ~FileSizeLimit() {
-        ::setrlimit(RLIMIT_FSIZE, &saved_);
-        ::signal(SIGXFSZ, handler_);
-    }
-
-private:
-    rlimit saved_{};
-    void (*handler_)(int) = nullptr;
-};
-
-}  // namespace
 
 TEST_CASE("a mapped file shows the bytes of the file and survives a move") {
     const TemporaryFolder folder;
@@ -105,6 +79,18 @@ TEST_CASE("an atomic write replaces the file and leaves nothing beside it") {
     write_file_atomically(folder / "a", "two!");
     CHECK(get(folder / "a") == "two!");
     CHECK(folder.entries() == 1);
+}
+
+TEST_CASE("an atomic file's bytes can be replaced until it is committed") {
+    const TemporaryFolder folder;
+    AtomicFile file(folder / "a");
+    file.write(bytes_of("headers and more"));
+    file.overwrite(0, bytes_of("HEADERS"));
+    file.write(bytes_of("!"));
+    CHECK_THROWS_AS(file.overwrite(11, bytes_of("longer")), InternalError);
+    CHECK_THROWS_AS(file.overwrite(-1, bytes_of("x")), InternalError);
+    file.commit();
+    CHECK(get(folder / "a") == "HEADERS and more!");
 }
 
 TEST_CASE("an atomic file that is not committed leaves the old content") {

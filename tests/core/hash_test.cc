@@ -3,6 +3,9 @@
 #include <catch2/catch.hpp>
 #include <string>
 
+#include "core/files.h"
+#include "tests/core/temporary_folder.h"
+
 using fenwick::Hasher;
 
 TEST_CASE("the hash of nothing is the published value of XXH3 with 128 bits") {
@@ -33,4 +36,16 @@ TEST_CASE("a number is hashed as eight little endian bytes") {
     Hasher text;
     text.update("\x01\x02\x03\x04\x05\x06\x07\x08");
     CHECK(number.hex() == text.hex());
+}
+
+TEST_CASE("the hash of a file is that of its bytes") {
+    const fenwick::testing::TemporaryFolder folder;
+    std::string text((std::size_t{16} << 20) + 5, 'a');  // more than a stretch
+    text.front() = 'b';
+    fenwick::testing::put(folder / "a", text);
+    fenwick::testing::put(folder / "empty", "");
+    Hasher hasher;
+    hasher.update(text);
+    CHECK(fenwick::hash_of(fenwick::MappedFile::open(folder / "a")) == hasher.hex());
+    CHECK(fenwick::hash_of(fenwick::MappedFile::open(folder / "empty", fenwick::EmptyFile::kAllow)) == Hasher().hex());
 }

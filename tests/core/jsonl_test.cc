@@ -84,6 +84,25 @@ TEST_CASE("JSONL rows: the three kinds of content") {
     for (int i = 0; i < 10'000; ++i) CHECK(ids[static_cast<std::size_t>(i)] == i);
 }
 
+TEST_CASE("JSONL rows: targets are places in tokens") {
+    const auto targets = [](const std::string& fields) {
+        const auto row = parse(R"({"custom_id": "t", )" + fields + "}");
+        INFO(row.error);
+        CHECK(row.error.empty());
+        return row.targets;
+    };
+    using Mask = std::vector<bool>;
+    CHECK(targets(R"("tokens": [7, 8, 9], "targets": [2, 0])") == Mask{true, false, true});
+    CHECK(targets(R"("targets": [1, 1], "tokens": [7, 8, 9])") == Mask{false, true, false});
+    CHECK(targets(R"("tokens": [7, 8, 9], "targets": [])") == Mask{false, false, false});
+    CHECK(targets(R"("tokens": [], "targets": [])").empty());
+    CHECK(targets(R"("tokens": [7])").empty());
+    CHECK_FALSE(parse(R"({"custom_id": "t", "tokens": [7]})").has_targets);
+    const auto listed = parse_jsonl_row(R"({"custom_id": "t", "tokens": [7], "targets": [0]})", false);
+    CHECK(listed.has_targets);
+    CHECK(listed.targets.empty());
+}
+
 TEST_CASE("JSONL rows: a number as custom_id is taken as it is written") {
     for (const std::string number :
          {"17", "-3", "0", "1.50", "1e3", "18446744073709551615", "123456789012345678901234567890"}) {
@@ -128,6 +147,13 @@ TEST_CASE("JSONL rows: what is wrong is said") {
         {R"({"custom_id":"x","tokens":[2147483648]})", "field \"tokens\"[0]: 2147483648 is no token id"},
         {R"({"custom_id":"x","tokens":[-2147483649]})", "field \"tokens\"[0]: -2147483649 is no token id"},
         {R"({"custom_id":"x","tokens":[18446744073709551615]})", "18446744073709551615 is no token id"},
+        {R"({"custom_id":"x","text":"y","targets":[0]})", "field \"targets\": goes with \"tokens\" alone"},
+        {R"({"custom_id":"x","tokens":[1],"targets":[1]})", "field \"targets\": expected places below 1"},
+        {R"({"custom_id":"x","tokens":[1],"targets":[-1]})", "field \"targets\"[0]: expected the place of a token"},
+        {R"({"custom_id":"x","tokens":[1],"targets":[0,1000000000000]})", "field \"targets\"[1]: expected the place"},
+        {R"({"custom_id":"x","tokens":[1],"targets":[true]})", "field \"targets\"[0]: expected an integer"},
+        {R"({"custom_id":"x","tokens":[1],"targets":0})", "field \"targets\": expected an array of integers"},
+        {R"({"custom_id":"x","tokens":[1],"targets":[0],"targets":[0]})", "\"targets\" comes twice"},
     };
     for (const auto& [text, expected] : cases) {
         INFO(text);

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -196,6 +197,32 @@ TEST_CASE("damaged token files are refused by field") {
     }
     CHECK_THROWS_AS(TokenFile::open(folder / "absent"), DataError);
     CHECK_THROWS_AS(TokenFile::open(folder.path()), DataError);
+}
+
+// CASES E4: a sparse file of 5 * 2^30 tokens; offsets past 2^32 are exact.
+TEST_CASE("token files past 4 GiB have exact offsets") {
+    const TemporaryFolder folder;
+    write_documents(folder / "a", {{}}, 256);
+    constexpr std::int64_t kTokens = std::int64_t{5} << 30;
+    constexpr std::int64_t kTable = 192 + kTokens;
+    std::string header = get(folder / "a").substr(0, 192);
+    header = with(header, kTokensAt, kTokens);
+    header = with(header, kTableAt, kTable);
+    header = with(header, kFileBytesAt, kTable + 16);
+    put(folder / "a", header);
+    std::filesystem::resize_file(folder / "a", static_cast<std::uintmax_t>(kTable + 16));
+    {
+        std::fstream file(folder / "a", std::ios::binary | std::ios::in | std::ios::out);
+        file.seekp(kTable - 3).write("xyz", 3);
+        file.seekp(kTable + 8).write(reinterpret_cast<const char*>(&kTokens), sizeof(kTokens));
+        REQUIRE(file.good());
+    }
+    const TokenFile file = TokenFile::open(folder / "a");
+    CHECK(file.tokens() == 5368709120);
+    CHECK(file.first_token(1) == kTokens);
+    std::vector<std::int32_t> ids(4);
+    file.read(kTokens - 4, ids);
+    CHECK(ids == std::vector<std::int32_t>{0, 'x', 'y', 'z'});
 }
 
 TEST_CASE("token files: ids past the vocabulary and flipped bits") {

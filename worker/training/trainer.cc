@@ -31,6 +31,7 @@ nlohmann::json to_json(const TrainerState& state, const DataSettings& data, cons
     json["labels"] = state.labels;
     json["epoch"] = state.position.epoch;
     json["item"] = state.position.item;
+    json["loss"] = state.loss ? nlohmann::json(*state.loss) : nlohmann::json();
     json["data"] = {{"identity", dataset.identity()}, {"micro_batches", data.micro_batches}};
     return json;
 }
@@ -135,6 +136,7 @@ StepResult Trainer::step() {
     const bool clipped = settings.clip_norm > 0.0 && result.gradient_norm > settings.clip_norm;
     const AdamW hyper{result.learning_rate, settings.beta1, settings.beta2, settings.eps, settings.weight_decay};
     ++next.updates;
+    next.loss = result.loss;
     engine_->step(hyper, next.updates, clipped ? static_cast<float>(settings.clip_norm / result.gradient_norm) : 1.0F);
     state_ = next;
     return result;
@@ -196,6 +198,7 @@ void Trainer::restore(const TrainingCheckpoint& checkpoint, const std::string& m
     next.tokens = state.require_int("tokens");
     next.labels = state.require_int("labels");
     next.position = {state.require_int("epoch"), state.require_int("item")};
+    if (!state.is_null("loss")) next.loss = state.require_double("loss");
     engine_->restore(checkpoint);
     state_ = next;
 }

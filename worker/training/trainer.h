@@ -22,11 +22,12 @@ namespace fenwick {
 
 /// How far a run has come: with the flat vectors all that a checkpoint needs.
 struct TrainerState {
-    std::int64_t step = 0;     ///< steps done
-    std::int64_t updates = 0;  ///< of the parameters: steps that had scored tokens
-    std::int64_t tokens = 0;   ///< seen by the model, over all steps
-    std::int64_t labels = 0;   ///< scored tokens
-    DataPosition position;     ///< of the next step's data
+    std::int64_t step = 0;       ///< steps done
+    std::int64_t updates = 0;    ///< of the parameters: steps that had scored tokens
+    std::int64_t tokens = 0;     ///< seen by the model, over all steps
+    std::int64_t labels = 0;     ///< scored tokens
+    DataPosition position;       ///< of the next step's data
+    std::optional<double> loss;  ///< of the last step that had one
 };
 
 /// What a step did; the same on every rank.

@@ -2,7 +2,6 @@
 // last good one.
 #include "worker/training/training_checkpoint.h"
 
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "core/hash.h"
 #include "parallel/self_communicator.h"
 #include "parallel/thread_world.h"
+#include "tests/core/file_size_limit.h"
 #include "tests/core/temporary_folder.h"
 #include "worker/training/flat_slice.h"
 
@@ -356,19 +356,10 @@ TEST_CASE("when one rank cannot write, all say so and the old checkpoint stays")
     CHECK(messages[0].find("rank 1 of 3: ") != std::string::npos);
     CHECK(messages[0].find(shard_name(1, 3)) != std::string::npos);
     require_old();
-    // A limit on file sizes stands in for a full disk: writes end with EFBIG. It is of the process, so of all ranks.
-    struct rlimit before {};
-    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-    struct rlimit small = before;
-    small.rlim_cur = 200;
-    struct sigaction ignore {};
-    struct sigaction kept {};
-    ignore.sa_handler = SIG_IGN;
-    REQUIRE(::sigaction(SIGXFSZ, &ignore, &kept) == 0);
-    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-    run_thread_ranks(3, save_next);
-    REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
-    REQUIRE(::sigaction(SIGXFSZ, &kept, nullptr) == 0);
+    {
+        const testing::FileSizeLimit full_disk(200);  // of all ranks: threads of one process
+        run_thread_ranks(3, save_next);
+    }
     CHECK(messages[0].find("rank 0 of 3: ") != std::string::npos);
     CHECK(messages[0].find("make room") != std::string::npos);
     require_old();
