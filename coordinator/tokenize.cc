@@ -23,7 +23,8 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kStretch = std::int64_t{1} << 18;  // tokens
 
 bool needs_tokenizer(const DocumentRef& document) {
-    return document.content == DocumentContent::kText || document.content == DocumentContent::kJsonText;
+    return document.error.empty() &&
+           (document.content == DocumentContent::kText || document.content == DocumentContent::kJsonText);
 }
 
 class TokenizeRun {
