@@ -242,7 +242,8 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             const auto high = static_cast<float>(log2);
             shared.in_chunk[t] = make_float2(high, static_cast<float>(log2 - static_cast<double>(high)));
             if (tile_of_head == 0) {
-                shared.crossing[t] = 0.0F;
+                shared.inside[t] = 0.0F;
+                shared.incoming[t] = 0.0F;
                 shared.outgoing[t] = 0.0F;
                 if (t < kChunkSums) shared.sums[t] = 0.0F;
             }
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
 
         // Sums of the row: a thread each. Products become the pairs' sums, with lambda.
         if (t < kChunk) {
-            float crossing = shared.crossing[t];
+            float incoming = shared.incoming[t];
             float outgoing = shared.outgoing[t];
             if constexpr (!kSummaries) {
                 for (int level = 0; level < kOwnLevels; ++level) {
@@ -390,12 +391,10 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
 #pragma unroll
                     for (int i = 0; i < kPanels; ++i) y += shared.own[i][level][t];
                     if (!s.linear) shared.d_lambda[t * s.levels + min(level, s.levels - 1)] += y;
-                    if (level > 0) crossing = fmaf(in.lambda[level * kChunk + t], y, crossing);
+                    if (level > 0) {
+                        shared.pairs[level - 1][t] = level_pairs(shared, level, t, in.lambda[level * kChunk + t] * y);
+                    }
                 }
-                float later = 0.0F;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) later += shared.columns[i][t];
-                crossing -= later;
             }
             for (int state = 0; state < states; ++state) {
                 const int at = state * kChunk + t;
@@ -406,16 +405,29 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
                 if (state < reads) {
                     if (!s.linear) shared.d_lambda[t * s.levels + shared.level[state]] += y;
                     y *= in.lambda[(kOwnLevels + state) * kChunk + t];
-                    crossing += y;
+                    incoming += y;
                 } else {
                     outgoing += y;
                 }
                 shared.dots[0][at] = y;
             }
-            shared.crossing[t] = crossing;
+            shared.incoming[t] = incoming;
             shared.outgoing[t] = outgoing;
         }
         __syncthreads();
+        if constexpr (!kSummaries) {
+            constexpr int kEach = C::kThreads / kChunk;  // neighbouring threads of a row
+            float sum = 0.0F;
+            for (int level = kOwnLevels - 1 - t % kEach; level > 0; level -= kEach) {
+                sum += crossing_pairs(shared, level, t / kEach);
+            }
+#pragma unroll
+            for (int distance = 1; distance < kEach; distance *= 2) {
+                sum += __shfl_xor_sync(0xffffffffU, sum, distance);
+            }
+            if (t % kEach == 0) shared.inside[t / kEach] += sum;
+            __syncthreads();
+        }
         const bool last_tile = tile_of_head + 1 == s.tiles;
         if (t / 32 == 1) {  // the chunk's sums
             for (int state = 0; state < states; ++state) {
@@ -429,10 +441,10 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             }
         }
         if (t / 32 == 0 && last_tile) {
-            // Pairs that cross a token inside the chunk: those that end at it or later and start before the chunk or
-            // inside it before the token; those that start before it and end after the chunk.
-            const float a0 = shared.crossing[2 * lane];
-            const float a1 = shared.crossing[2 * lane + 1];
+            // Pairs that cross a token of the chunk: its own, those from before the chunk that end at the token or
+            // later, those that start before the token and end after the chunk.
+            const float a0 = shared.incoming[2 * lane];
+            const float a1 = shared.incoming[2 * lane + 1];
             const float o0 = shared.outgoing[2 * lane];
             const float o1 = shared.outgoing[2 * lane + 1];
             float from_here = a0 + a1;
@@ -448,8 +460,8 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             if (lane == 31) after = 0.0F;
             float before = __shfl_up_sync(0xffffffffU, until, 1);
             if (lane == 0) before = 0.0F;
-            const float x0 = (after + a1) + a0 + before;
-            const float x1 = after + a1 + (before + o0);
+            const float x0 = shared.inside[2 * lane] + ((after + a1) + a0) + before;
+            const float x1 = shared.inside[2 * lane + 1] + (after + a1) + (before + o0);
             const MixerGradients& g = s.call.gradients;
             float* to = g.log_decay + first * g.decay_stride + head;
             if (2 * lane < rows) {
