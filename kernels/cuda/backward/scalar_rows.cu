@@ -206,6 +206,12 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         return tile;
     };
 
+    const auto own_scores = [&](float(&acc)[kOwnColumns / 2], const std::uint32_t(&a)[4][4], std::uint32_t tile) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            multiply<kOwnColumns, cuda::Rows::kColumns>(acc, a[step], tile, step, panel * kOwnColumns, lane);
+        }
+    };
     float d_q[32] = {};  // columns [64 panel, + 64) of the warp's rows
     float d_k[32] = {};
     float scores_qk[kOwnColumns / 2] = {};
@@ -229,7 +235,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
                 for (int step = 0; step < 4; ++step) {
                     load_a(a[step], start + C::kQ + i * kPanelBytes, warp, step, lane);
                 }
-                scores<kOwnColumns>(scores_qk, a, start + C::kK + i * kPanelBytes, panel * kOwnColumns, lane);
+                own_scores(scores_qk, a, start + C::kK + i * kPanelBytes);
             }
         }
         for (int i = t; i < states * kChunk; i += C::kThreads) {
@@ -238,9 +244,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             shared.decay[i] = __expf(static_cast<float>(i / kChunk < reads ? at - node : node - at));
         }
         if (t < kChunk) {
-            const double log2 = (in.cumulative[t] - in.start) * 1.4426950408889634;
-            const auto high = static_cast<float>(log2);
-            shared.in_chunk[t] = make_float2(high, static_cast<float>(log2 - static_cast<double>(high)));
+            shared.in_chunk[t] = split_log2(in.cumulative[t] - in.start);
             if (tile_of_head == 0) {
                 shared.inside[t] = 0.0F;
                 shared.incoming[t] = 0.0F;
@@ -259,7 +263,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
 #pragma unroll
             for (int step = 0; step < 4; ++step) load_a(a[step], d_tile, warp, step, lane);
             float x[kOwnColumns / 2] = {};
-            scores<kOwnColumns>(x, a, v_tile, panel * kOwnColumns, lane);
+            own_scores(x, a, v_tile);
             own_pairs<kOwnColumns>(x, scores_qk, w, aligned + C::kPairs, shared, in, panel * kOwnColumns, warp, lane,
                                    panel);
             __syncthreads();

@@ -1,15 +1,13 @@
 // What scalar_rows.cu's kernel keeps in shared memory, and its work on the chunk's own pairs.
 #pragma once
 
+#include "kernels/cuda/backward/products.cuh"
 #include "kernels/cuda/backward/scalar.h"
-#include "kernels/cuda/tile.cuh"
 
 namespace fenwick::cuda::backward {
 
-inline constexpr int kPanelBytes = kChunk * kTileRowBytes;  // 64 rows of 64 columns
 inline constexpr int kRingSlots = 4;
 inline constexpr int kMostStates = kRunBits + kMostSlots;  // that a chunk reads, or that its gradients come from
-inline constexpr float kLog2E = 1.4426950408889634F;
 
 /// Of one column: what comes from global memory, one column ahead.
 struct RowInputs {
@@ -41,52 +39,6 @@ struct RowShared {
     int sum[kMostStates + kRunBits];  // which of the chunk's sums
     int reads, gradients;
 };
-
-__device__ __forceinline__ float exp2_fast(float x) {
-#if defined(__CUDA_ON_HOST__)
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
-__device__ __forceinline__ float sum_quad(float x) {
-    x += __shfl_xor_sync(0xffffffffU, x, 1);
-    return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
-__device__ __forceinline__ float sum_warp(float x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
-    return x;
-}
-
-/// acc[64, kColumns] += A[64, 64] B^T for one warp's 16 rows: B's rows [first, + kColumns) of a tile.
-template <int kColumns>
-__device__ __forceinline__ void scores(float (&acc)[kColumns / 2], const std::uint32_t (&a)[4][4], std::uint32_t tile,
-                                       int first, int lane) {
-#pragma unroll
-    for (int s = 0; s < 4; ++s) {
-#pragma unroll
-        for (int n = 0; n < kColumns / 16; ++n) {
-            std::uint32_t b[4];
-            load_matrices(
-                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * s + ((lane >> 3) & 1)));
-            mma_16x8x16(acc + 8 * n, a[s], b[0], b[1]);
-            mma_16x8x16(acc + 8 * n + 4, a[s], b[2], b[3]);
-        }
-    }
-}
-
-/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
-/// 16).
-__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
-                                                  int lane) {
-    load_matrices_transposed(
-        a, tile + tile_offset(16 * step + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
-}
 
 __device__ __forceinline__ float sum_rows_of_eight(float x) {
 #pragma unroll
