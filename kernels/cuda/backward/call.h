@@ -9,7 +9,7 @@ namespace fenwick::cuda::backward {
 
 inline constexpr int kChunk = static_cast<int>(kChunkTokens);
 inline constexpr int kChunks = static_cast<int>(kChunksPerBlock);  ///< of a block
-inline constexpr int kOwnLevels = kChunkBits + 1;  ///< levels inside a chunk
+inline constexpr int kOwnLevels = kChunkBits + 1;                  ///< levels inside a chunk
 
 struct Call {
     MixerShape shape;

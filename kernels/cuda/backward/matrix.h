@@ -16,11 +16,13 @@
 //   dQ = e^G * dQ~ + (dS * D) K,   dK = e^G * (T^T dW) + e^(G_C - G) * dK^ + (dS * D)^T Q + (dN * D) K + (dN * D)^T K
 //
 // (N^T R: of the inverse A = (I + diag(b) N)^-1 one has A^T dT = dT - N^T T^T dT; no division by b.) A log decay gets
-// the pairs dS * S + dN * N that cross its token, e^G's products from it on, e^(G_C - G)'s before it, and e^(G_C) <dX', X>.
+// the pairs dS * S + dN * N that cross its token, e^G's products from it on, e^(G_C - G)'s before it, and e^(G_C) <dX',
+// X>.
 //
-// The walks of a block, each a state X with one gradient: linear: what enters, which all chunks read and write; log-linear:
-// for each bit < 6 of the chunk's number its pairs of runs (the left one writes, the right one reads), and every state
-// that enters; in the step of the block summaries: the block's own state, and A (from I, neither written nor read).
+// The walks of a block, each a state X with one gradient: linear: what enters, which all chunks read and write;
+// log-linear: for each bit < 6 of the chunk's number its pairs of runs (the left one writes, the right one reads), and
+// every state that enters; in the step of the block summaries: the block's own state, and A (from I, neither written
+// nor read).
 //
 //   matrix_prepare  T, W, U, Q~ of every chunk
 //   matrix_walks    X and V' forward, dX' and dV' back, by columns of 64
@@ -77,13 +79,13 @@ struct Matrix {
 struct MatrixWalk {
     int bit;  ///< of the chunks' numbers; -1: one run
     bool reads, writes, there;
-    int level;   ///< of lambda
-    int tiles;   ///< of 64 columns
+    int level;  ///< of lambda
+    int tiles;  ///< of 64 columns
     int columns;
     const float* first;  ///< X before the block [d_k, columns], or null: zero, or (identity) I
     bool identity;
-    float* d_first;      ///< gets dX before the block, or null
-    const float* last;   ///< dX' after the block, or null: zero
+    float* d_first;     ///< gets dX before the block, or null
+    const float* last;  ///< dX' after the block, or null: zero
 
     /// The chunk that follows the left run of the pair of `chunk`.
     [[nodiscard]] constexpr int end(int chunk) const { return ((chunk >> (bit + 1)) << (bit + 1)) + (1 << bit); }

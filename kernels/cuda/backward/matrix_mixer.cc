@@ -57,8 +57,8 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     const std::int64_t blocks = blocks_of(rows);
     m.padded_rows = blocks * kBlockTokens;
     // The step of the summaries has two walks, the second one of d_k columns.
-    const std::int64_t places = std::max<std::int64_t>(
-        static_cast<std::int64_t>(m.walks) * m.walk_tiles, 2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
+    const std::int64_t places = std::max<std::int64_t>(static_cast<std::int64_t>(m.walks) * m.walk_tiles,
+                                                       2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
     const std::int64_t block_chunks = kChunksPerBlock * m.heads;
     const std::int64_t place_elements = 2 * (m.state_elements() + kChunk * kChunk);
     m.blocks_at_once = std::clamp<std::int64_t>(kMostBytes / (block_chunks * places * place_elements * 2), 1,

@@ -42,10 +42,10 @@ struct MatrixTiles {
     static constexpr int kS = kT + kPanelBytes;
     static constexpr int kN = kS + kPanelBytes;
     static constexpr int kP = kN + kPanelBytes;
-    static constexpr int kWeighed = kP + kPanelBytes;  // P * Lambda
-    static constexpr int kX = kWeighed + kPanelBytes;  // then gradients of lambda, then dQ~
-    static constexpr int kDX = kX + kKeyBytes;         // then dW
-    static constexpr int kValues = kDX + kKeyBytes;    // V', dU; then dP, then dN * D
+    static constexpr int kWeighed = kP + kPanelBytes;       // P * Lambda
+    static constexpr int kX = kWeighed + kPanelBytes;       // then gradients of lambda, then dQ~
+    static constexpr int kDX = kX + kKeyBytes;              // then dW
+    static constexpr int kValues = kDX + kKeyBytes;         // V', dU; then dP, then dN * D
     static constexpr int kDValues = kValues + kPanelBytes;  // then dT
     static constexpr int kD = kDValues + kPanelBytes;       // dO, then R
     static constexpr int kV = kD + kPanelBytes;             // then dS * D
@@ -56,7 +56,8 @@ static_assert(MatrixTiles<128>::kBytes <= 227 * 1024);
 
 // kSummaries: the walks of the block's own summary; gradients are added to what is there.
 template <int kKeyDim, bool kSummaries>
-__global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1) matrix_rows_kernel(const __grid_constant__ Matrix m) {
+__global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
+    matrix_rows_kernel(const __grid_constant__ Matrix m) {
     using C = MatrixTiles<kKeyDim>;
     constexpr int kPanels = C::kPanels;
     constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
@@ -206,9 +207,9 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1) matrix_rows
         }
     }
 
-    float d_reads[32] = {};    // dQ~, columns [64 panel, + 64)
-    float d_removes[32] = {};  // dW
-    float d_keys[32] = {};     // e^(G_C - G) * dK^
+    float d_reads[32] = {};       // dQ~, columns [64 panel, + 64)
+    float d_removes[32] = {};     // dW
+    float d_keys[32] = {};        // e^(G_C - G) * dK^
     float scores[kOwn / 2] = {};  // dO V^T
     float solved[kOwn / 2] = {};  // dU V^T
     float across = 0.0F;          // <dX', X>
@@ -253,8 +254,8 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1) matrix_rows
                 }
             }
             multiply_group<kColumns, false, true>(d_removes, start + C::kDValues, x, warp, lane);
-            multiply_group<kColumns, false, true>(d_keys, start + C::kValues, start + C::kDX + panel * kPanelBytes, warp,
-                                                  lane);
+            multiply_group<kColumns, false, true>(d_keys, start + C::kValues, start + C::kDX + panel * kPanelBytes,
+                                                  warp, lane);
             for (int i = t; i < C::kKeyBytes / 4; i += C::kThreads) {
                 const std::uint32_t state = reinterpret_cast<const std::uint32_t*>(aligned + C::kX)[i];
                 const std::uint32_t gradient = reinterpret_cast<const std::uint32_t*>(aligned + C::kDX)[i];

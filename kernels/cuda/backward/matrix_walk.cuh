@@ -76,8 +76,7 @@ __device__ __forceinline__ MatrixWalk walk_of(const Matrix& m, int number, std::
 }
 
 /// Place of a walk's tile: of states in units of [d_k, 64], of values in units of [64, 64].
-__device__ __forceinline__ std::int64_t walk_place(const Matrix& m, std::int64_t number, int walk, int head,
-                                                   int tile) {
+__device__ __forceinline__ std::int64_t walk_place(const Matrix& m, std::int64_t number, int walk, int head, int tile) {
     return ((number * m.walks + walk) * m.heads + head) * m.walk_tiles + tile;
 }
 

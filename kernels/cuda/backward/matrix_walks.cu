@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
         copy_async_wait<1>();
         if (kBack && walk.reads_at(chunk) && !m.linear) {
             // lambda * dO; each thread its own pieces.
-            const std::int64_t first = (m.batch_block + in_batch) * kBlockTokens + static_cast<std::int64_t>(chunk) * kChunk;
+            const std::int64_t first =
+                (m.batch_block + in_batch) * kBlockTokens + static_cast<std::int64_t>(chunk) * kChunk;
             for (int i = t; i < kChunk * 8; i += C::kThreads) {
                 const std::int64_t token = first + i / 8;
                 const float lambda = token < m.rows ? __ldg(in.lambda + token * in.lambda_stride +
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
             float x0 = -values[i];
             float x1 = -values[i + 1];
             if (writes) {
-                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(
-                    stage_at + C::kValues + tile_offset(r, piece) + lane % 4 * 4);
+                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(stage_at + C::kValues +
+                                                                                  tile_offset(r, piece) + lane % 4 * 4);
                 x0 += low_bf16(own);
                 x1 += high_bf16(own);
             }

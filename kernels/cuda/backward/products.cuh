@@ -11,7 +11,8 @@ inline constexpr int kPanelBytes = kChunk * kTileRowBytes;  // 64 rows of 64 col
 
 #if defined(__CUDACC__)
 
-/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, + 16).
+/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
+/// 16).
 __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
                                                   int lane) {
     load_matrices_transposed(
@@ -28,8 +29,8 @@ __device__ __forceinline__ void multiply(float (&acc)[kColumns / 2], const std::
         if constexpr (kRows == Rows::kDepth) {
             load_matrices_transposed(b, tile + tile_offset(16 * step + (lane & 15), first / 8 + 2 * n + (lane >> 4)));
         } else {
-            load_matrices(b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3),
-                                                2 * step + ((lane >> 3) & 1)));
+            load_matrices(
+                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * step + ((lane >> 3) & 1)));
         }
         mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
         mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);

@@ -34,8 +34,8 @@ namespace fenwick::cuda::backward {
 
 inline constexpr int kRunBits = kChunkBits;  ///< bits of a chunk's number inside its block
 
-inline constexpr int kMostSlots = 24;        ///< states that may enter a block
-inline constexpr int kMostLevels = 64;       ///< of lambda
+inline constexpr int kMostSlots = 24;   ///< states that may enter a block
+inline constexpr int kMostLevels = 64;  ///< of lambda
 inline constexpr int kChunkSums = kRunBits + 1;
 
 /// Everything that the kernels of one batch of blocks share.

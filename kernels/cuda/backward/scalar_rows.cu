@@ -227,6 +227,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         fence_for_wgmma();
         __syncthreads();  // v, dO and the factors' sources of this column; what the last column left has been read
         load_values(index + 1);
+        copy_async_commit();
         if (index == 0 && !kSummaries) {
 #pragma unroll
             for (int i = 0; i < kPanels; ++i) {
