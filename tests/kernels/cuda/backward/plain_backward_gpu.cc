@@ -28,7 +28,7 @@ double allowed(const MixerShape& shape, Operand /*operand*/, const std::string& 
     return units + 104;  // nodes' log decays are sums, rounded before their exp
 }
 
-TEST_CASE("plain mixer gradients on the GPU agree with the reference") {
+TEST_CASE("plain mixer gradients on the GPU agree with the reference", "[small]") {
     for (const TransitionAlgebra algebra : kAlgebras) {
         for (const std::int64_t levels : {15, 3, 0}) {
             for (const std::int64_t tokens : {1, 65, 300}) {
