@@ -101,19 +101,12 @@ __global__ void __launch_bounds__(PrepareTiles<kKeyDim>::kThreads) prepare_kerne
     const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
     const auto* v = static_cast<const __nv_bfloat16*>(in.v) + c.first * in.v_stride +
                     static_cast<std::int64_t>(c.head) * m.value_dim;
-    for (int i = t; i < kChunk * kKeyDim / 8; i += C::kThreads) {
-        const int r = i / (kKeyDim / 8);
-        const int piece = i % (kKeyDim / 8);
-        const std::uint32_t to = start + piece / 8 * kPanelBytes + tile_offset(r, piece % 8);
-        copy_async_16(to + C::kQ, r < c.rows ? q + r * in.q_stride + piece * 8 : q, r < c.rows);
-        copy_async_16(to + C::kK, r < c.rows ? k + r * in.k_stride + piece * 8 : k, r < c.rows);
-    }
-    for (int i = t; i < kChunk * 8 * m.tiles; i += C::kThreads) {
-        const int r = i / (8 * m.tiles);
-        const int piece = i % (8 * m.tiles);
-        const bool live = r < c.rows && piece * 8 < m.value_dim;
-        copy_async_16(start + C::kV + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
-                      live ? v + r * in.v_stride + piece * 8 : v, live);
+    constexpr int kPieces = kKeyDim / 8;
+    copy_rows<kPieces, C::kThreads>(start + C::kQ, q, in.q_stride, c.rows, kPieces, t);
+    copy_rows<kPieces, C::kThreads>(start + C::kK, k, in.k_stride, c.rows, kPieces, t);
+    for (int tile = 0; tile < m.tiles; ++tile) {
+        copy_rows<8, C::kThreads>(start + C::kV + tile * kPanelBytes, v + tile * 64, in.v_stride, c.rows,
+                                  (m.value_dim - tile * 64) / 8, t);
     }
     copy_async_commit();
     if (t < kChunk) {

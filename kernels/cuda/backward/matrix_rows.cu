@@ -3,56 +3,13 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/backward/matrix_walk.cuh"
-#include "kernels/cuda/backward/products.cuh"
+#include "kernels/cuda/backward/matrix_rows.cuh"
 #include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
-
-constexpr int kPitch = kChunk + 1;
-
-template <int kPanels>
-struct MatrixShared {
-    float pairs[kChunk * kPitch];                            // [i][j]: what a pair adds, fp32
-    float dots[kPanels][kMatrixMostWalks * kChunk];          // Q~ X dO by walk that is read
-    float lambda[(kOwnLevels + kMatrixMostWalks) * kChunk];  // [level inside the chunk, then walk][row]
-    float by_row[3][kPanels][kChunk];                        // incoming, outgoing, beta
-    float decay[kChunk];                                     // e^G
-    float2 in_chunk[kChunk];
-    float across[4 * kPanels];
-    MatrixWalk walks[kMatrixMostWalks];
-    int numbers[kMatrixMostWalks];  // of the walks that take the chunk
-    int count;
-    float keep;  // e^(G_C)
-};
-
-template <int kKeyDim>
-struct MatrixTiles {
-    static constexpr int kPanels = kKeyDim / 64;
-    static constexpr int kThreads = 128 * kPanels;
-    static constexpr int kKeyBytes = kPanels * kPanelBytes;
-    static constexpr int kQ = 0;
-    static constexpr int kK = kQ + kKeyBytes;
-    static constexpr int kReads = kK + kKeyBytes;
-    static constexpr int kRemoves = kReads + kKeyBytes;
-    static constexpr int kT = kRemoves + kKeyBytes;
-    static constexpr int kS = kT + kPanelBytes;
-    static constexpr int kN = kS + kPanelBytes;
-    static constexpr int kP = kN + kPanelBytes;
-    static constexpr int kWeighed = kP + kPanelBytes;       // P * Lambda
-    static constexpr int kX = kWeighed + kPanelBytes;       // then gradients of lambda, then dQ~
-    static constexpr int kDX = kX + kKeyBytes;              // then dW
-    static constexpr int kValues = kDX + kKeyBytes;         // V', dU; then dP, then dN * D
-    static constexpr int kDValues = kValues + kPanelBytes;  // then dT
-    static constexpr int kD = kDValues + kPanelBytes;       // dO, then R
-    static constexpr int kV = kD + kPanelBytes;             // then dS * D
-    static constexpr int kShared = kV + kPanelBytes;
-    static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(MatrixShared<kPanels>));
-};
-static_assert(MatrixTiles<128>::kBytes <= 227 * 1024);
 
 // kSummaries: the walks of the block's own summary; gradients are added to what is there.
 template <int kKeyDim, bool kSummaries>
@@ -87,19 +44,12 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
         return reinterpret_cast<std::uint32_t*>(aligned + tile + tile_offset(r, column / 8) + column % 8 * 2);
     };
     const auto copy = [&](int to, const __nv_bfloat16* from, int bytes) {
-        for (int i = t; i < bytes / 16; i += C::kThreads) {
-            copy_async_16(start + to + i * 16, reinterpret_cast<const char*>(from) + i * 16, true);
-        }
+        copy_pieces<C::kThreads>(start + to, from, bytes, t);
     };
-    const auto copy_rows = [&](int to, const void* all, std::int64_t stride, std::int64_t column, int columns) {
-        const auto* from = static_cast<const __nv_bfloat16*>(all) + c.first * stride + column;
-        for (int i = t; i < kChunk * columns / 8; i += C::kThreads) {
-            const int r = i / (columns / 8);
-            const int piece = i % (columns / 8);
-            const bool live = r < c.rows && (columns != 64 || column + piece * 8 < value_column + m.value_dim);
-            copy_async_16(start + to + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
-                          live ? from + r * stride + piece * 8 : all, live);
-        }
+    const auto copy_values = [&](int to, const void* all, std::int64_t stride, int tile) {
+        copy_rows<8, C::kThreads>(start + to,
+                                  static_cast<const __nv_bfloat16*>(all) + c.first * stride + value_column + tile * 64,
+                                  stride, c.rows, (m.value_dim - tile * 64) / 8, t);
     };
     const auto ready = [&] {
         copy_async_wait<0>();
@@ -111,68 +61,21 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
         __syncthreads();
     };
 
-    {
-        const auto* q = static_cast<const __nv_bfloat16*>(in.q) + c.first * in.q_stride + key_column;
-        const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
-        for (int i = t; i < kChunk * kKeyDim / 8; i += C::kThreads) {
-            const int r = i / (kKeyDim / 8);
-            const int piece = i % (kKeyDim / 8);
-            const std::uint32_t to = start + piece / 8 * kPanelBytes + tile_offset(r, piece % 8);
-            copy_async_16(to + C::kQ, r < c.rows ? q + r * in.q_stride + piece * 8 : q, r < c.rows);
-            copy_async_16(to + C::kK, r < c.rows ? k + r * in.k_stride + piece * 8 : k, r < c.rows);
-        }
-    }
+    const auto copy_keys = [&](int to, const void* all, std::int64_t stride) {
+        copy_rows<kKeyDim / 8, C::kThreads>(start + to,
+                                            static_cast<const __nv_bfloat16*>(all) + c.first * stride + key_column,
+                                            stride, c.rows, kKeyDim / 8, t);
+    };
+    copy_keys(C::kQ, in.q, in.q_stride);
+    copy_keys(C::kK, in.k, in.k_stride);
     copy(C::kReads, m.reads + c.place * m.state_elements(), C::kKeyBytes);
     copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
     copy(C::kT, m.triangle + c.place * kChunk * kChunk, kPanelBytes);
     copy_async_commit();
-    if (t == 0) {
-        int count = 0;
-        for (int i = 0; i < m.walks; ++i) {
-            const MatrixWalk walk = walk_of(m, i, c.in_batch, c.head);
-            if (!walk.there || !walk.takes(c.chunk, c.chunks)) continue;
-            shared.numbers[count] = i;
-            shared.walks[count++] = walk;
-        }
-        shared.count = count;
-    }
-    if (t < kChunk) {
-        const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
-        const double before = c.chunk == 0 ? 0.0 : cumulative[-1];
-        shared.in_chunk[t] = split_log2(cumulative[t] - before);
-        shared.decay[t] = __expf(static_cast<float>(cumulative[t] - before));
-        if (t == 0) shared.keep = __expf(static_cast<float>(cumulative[kChunk - 1] - before));
-    }
-    __syncthreads();
+    fill_shared<kKeyDim, kSummaries>(m, c, shared, t);
     const int count = shared.count;
-    for (int i = t; i < kPanels * count * kChunk; i += C::kThreads) {
-        shared.dots[i / (count * kChunk)][i % (count * kChunk)] = 0.0F;
-    }
-    if constexpr (!kSummaries) {
-        for (int i = t; i < (kOwnLevels + count) * kChunk; i += C::kThreads) {
-            const int entry = i / kChunk;
-            const int r = i % kChunk;
-            const int level = entry < kOwnLevels ? min(entry, m.levels - 1) : shared.walks[entry - kOwnLevels].level;
-            float x = m.linear ? 1.0F : 0.0F;
-            if (!m.linear && r < c.rows) {
-                x = __ldg(in.lambda + (c.first + r) * in.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
-                          level);
-            }
-            shared.lambda[i] = x;
-        }
-    }
     ready();
 
-    // D of a pair: exp(G_i - G_j), 0 right of the diagonal.
-    const auto decay_of = [&](int r, int column) {
-        const float2 at = shared.in_chunk[r];
-        const float2 from = shared.in_chunk[column];
-        return column <= r ? exp2_fast((at.x - from.x) + (at.y - from.y)) : 0.0F;
-    };
-    const auto level_lambda = [&](int r, int column) {
-        const int level = r == column ? 0 : 32 - __clz(r ^ column);
-        return column <= r ? shared.lambda[level * kChunk + r] : 0.0F;
-    };
     {  // S and N
         float qk[kOwn / 2] = {};
         float kk[kOwn / 2] = {};
@@ -186,8 +89,8 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
             const int column = own_column(i);
-            const float d0 = decay_of(r, column);
-            const float d1 = decay_of(r, column + 1);
+            const float d0 = pair_decay(shared, r, column);
+            const float d1 = pair_decay(shared, r, column + 1);
             *pair_at(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
             *pair_at(C::kN, r, column) =
                 pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
@@ -202,7 +105,7 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
                 const int column = own_column(i);
                 *pair_at(C::kP, r, column) = pack_bf16(p[i], p[i + 1]);
                 *pair_at(C::kWeighed, r, column) =
-                    pack_bf16(p[i] * level_lambda(r, column), p[i + 1] * level_lambda(r, column + 1));
+                    pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
             }
         }
     }
@@ -216,8 +119,8 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
     for (int tile = 0; tile < m.walk_tiles; ++tile) {
         const bool has_values = tile < m.tiles;
         if (has_values) {
-            copy_rows(C::kV, in.v, in.v_stride, value_column + tile * 64, 64);
-            if (!kSummaries) copy_rows(C::kD, m.call.d_out, m.call.d_out_stride, value_column + tile * 64, 64);
+            copy_values(C::kV, in.v, in.v_stride, tile);
+            if (!kSummaries) copy_values(C::kD, m.call.d_out, m.call.d_out_stride, tile);
         }
         float d_written[kOwn / 2] = {};
 #pragma unroll 1
@@ -292,17 +195,15 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             const int column = tile * 64 + own_column(i);
             if (r >= c.rows || column >= m.value_dim) continue;
             float* to = g.v + (c.first + r) * g.v_stride + value_column + column;
-            to[0] = kSummaries ? to[0] + d_v[i] : d_v[i];
-            to[1] = kSummaries ? to[1] + d_v[i + 1] : d_v[i + 1];
+            put(to, d_v[i], kSummaries);
+            put(to + 1, d_v[i + 1], kSummaries);
         }
         __syncthreads();
     }
     across = sum_warp(across);
     if (lane == 0) shared.across[t / 32] = across;
 
-    // Gradients of lambda.
     if (!kSummaries && !m.linear) {
-        auto* d_lambda = reinterpret_cast<float*>(aligned + C::kX);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
@@ -311,33 +212,7 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             shared.pairs[r * kPitch + column] = scores[i] * low_bf16(p);
             shared.pairs[r * kPitch + column + 1] = scores[i + 1] * high_bf16(p);
         }
-        __syncthreads();
-        if (t < kChunk) {
-            for (int i = 0; i < m.levels; ++i) d_lambda[t * m.levels + i] = 0.0F;
-            for (int level = 0; level < kOwnLevels; ++level) {
-                float sum = 0.0F;
-                if (level == 0) {
-                    sum = shared.pairs[t * kPitch + t];
-                } else if ((t >> (level - 1) & 1) != 0) {
-                    const int first = t >> level << level;
-                    for (int i = 0; i < 1 << (level - 1); ++i) sum += shared.pairs[t * kPitch + first + i];
-                }
-                d_lambda[t * m.levels + min(level, m.levels - 1)] += sum;
-            }
-            for (int e = 0; e < count; ++e) {
-                if (!shared.walks[e].reads_at(c.chunk)) continue;
-                float sum = 0.0F;
-#pragma unroll
-                for (int i = 0; i < kPanels; ++i) sum += shared.dots[i][e * kChunk + t];
-                d_lambda[t * m.levels + shared.walks[e].level] += sum;
-            }
-        }
-        __syncthreads();
-        for (int i = t; i < c.rows * m.levels; i += C::kThreads) {
-            g.lambda[(c.first + i / m.levels) * g.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
-                     i % m.levels] = d_lambda[i];
-        }
-        __syncthreads();
+        write_lambda<kKeyDim>(m, c, shared, reinterpret_cast<float*>(aligned + C::kX), t);
     }
 
     float pairs[kOwn / 2] = {};  // dS * S + dN * N
@@ -348,8 +223,8 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
             const int column = own_column(i);
-            *pair_at(C::kValues, r, column) =
-                pack_bf16(scores[i] * level_lambda(r, column), scores[i + 1] * level_lambda(r, column + 1));
+            *pair_at(C::kValues, r, column) = pack_bf16(scores[i] * pair_lambda(shared, r, column),
+                                                        scores[i + 1] * pair_lambda(shared, r, column + 1));
         }
         written();
         float part[32];
@@ -374,7 +249,8 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             const std::uint32_t s = *pair_at(C::kS, r, column);
             pairs[i] = s0 * low_bf16(s);
             pairs[i + 1] = s1 * high_bf16(s);
-            *pair_at(C::kV, r, column) = pack_bf16(s0 * decay_of(r, column), s1 * decay_of(r, column + 1));
+            *pair_at(C::kV, r, column) =
+                pack_bf16(s0 * pair_decay(shared, r, column), s1 * pair_decay(shared, r, column + 1));
         }
     }
     store_tile(d_removes, aligned + C::kDX + panel * kPanelBytes, row, lane);
@@ -426,7 +302,8 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             const std::uint32_t n = *pair_at(C::kN, r, column);
             shared.pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
             shared.pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
-            *pair_at(C::kValues, r, column) = pack_bf16(n0 * decay_of(r, column), n1 * decay_of(r, column + 1));
+            *pair_at(C::kValues, r, column) =
+                pack_bf16(n0 * pair_decay(shared, r, column), n1 * pair_decay(shared, r, column + 1));
             float& sum = beta[(i & 2) / 2];
             sum = fmaf(solved[i] - less[i], (column == r ? 1.0F : 0.0F) - z[i], sum);
             sum = fmaf(solved[i + 1] - less[i + 1], (column + 1 == r ? 1.0F : 0.0F) - z[i + 1], sum);
@@ -487,60 +364,14 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             float* at = alone ? whole + (c.first + r) * stride + key_column + column
                               : share + (c.head * batch_rows + batch_first + r) * kKeyDim + column;
             const bool added = alone && kSummaries;
-            at[0] = added ? at[0] + x[i] : x[i];
-            at[1] = added ? at[1] + x[i + 1] : x[i + 1];
+            put(at, x[i], added);
+            put(at + 1, x[i + 1], added);
         }
     };
     if (!kSummaries) store(d_reads, g.q, g.q_stride, m.d_q);
     store(d_k, g.k, g.k_stride, m.d_k);
 
-    // Pairs inside the chunk that cross token t / kEach, by neighbouring threads; then the others.
-    constexpr int kEach = C::kThreads / kChunk;
-    float inside = 0.0F;
-    for (int i = t / kEach + t % kEach; i < kChunk; i += kEach) {
-        for (int j = 0; j < t / kEach; ++j) inside += shared.pairs[i * kPitch + j];
-    }
-#pragma unroll
-    for (int distance = 1; distance < kEach; distance *= 2) inside += __shfl_xor_sync(0xffffffffU, inside, distance);
-    if (t % kEach == 0) shared.lambda[t / kEach] = inside;
-    __syncthreads();
-    if (t >= 32) return;
-    const auto sum_panels = [&](int which, int r) {
-        float sum = 0.0F;
-#pragma unroll
-        for (int i = 0; i < kPanels; ++i) sum += shared.by_row[which][i][r];
-        return sum;
-    };
-    float everywhere = 0.0F;
-    for (int i = 0; i < 4 * kPanels; ++i) everywhere += shared.across[i];
-    everywhere *= shared.keep;
-    const float a0 = sum_panels(0, 2 * lane);
-    const float a1 = sum_panels(0, 2 * lane + 1);
-    const float o0 = sum_panels(1, 2 * lane);
-    float from_here = a0 + a1;
-    float until = o0 + sum_panels(1, 2 * lane + 1);
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const float later = __shfl_down_sync(0xffffffffU, from_here, distance);
-        if (lane + distance < 32) from_here += later;
-        const float earlier = __shfl_up_sync(0xffffffffU, until, distance);
-        if (lane >= distance) until += earlier;
-    }
-    float after = __shfl_down_sync(0xffffffffU, from_here, 1);
-    if (lane == 31) after = 0.0F;
-    float before = __shfl_up_sync(0xffffffffU, until, 1);
-    if (lane == 0) before = 0.0F;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const int r = 2 * lane + e;
-        if (r >= c.rows) continue;
-        const float crossing =
-            shared.lambda[r] + everywhere + (e == 0 ? after + a1 + a0 + before : after + a1 + (before + o0));
-        float* decay = g.log_decay + (c.first + r) * g.decay_stride + c.head;
-        *decay = kSummaries ? *decay + crossing : crossing;
-        float* beta = g.beta + (c.first + r) * g.beta_stride + c.head;
-        *beta = kSummaries ? *beta + sum_panels(2, r) : sum_panels(2, r);
-    }
+    write_decays<kKeyDim, kSummaries>(m, c, shared, t);
 }
 
 template <int kKeyDim, bool kSummaries>

@@ -63,16 +63,9 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
             const MatrixChunk c = chunk_of(m, first_chunk + chunk_at(step), head);
             const std::uint32_t to = start + step % 2 * C::kStageBytes;
             const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
-            for (int i = t; i < kChunk * kKeyDim / 8; i += C::kThreads) {
-                const int r = i / (kKeyDim / 8);
-                const int piece = i % (kKeyDim / 8);
-                copy_async_16(to + C::kK + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
-                              r < c.rows ? k + r * in.k_stride + piece * 8 : k, r < c.rows);
-            }
+            copy_rows<kKeyDim / 8, C::kThreads>(to + C::kK, k, in.k_stride, c.rows, kKeyDim / 8, t);
             const auto copy = [&](int at, const __nv_bfloat16* from, int bytes) {
-                for (int i = t; i < bytes / 16; i += C::kThreads) {
-                    copy_async_16(to + at + i * 16, reinterpret_cast<const char*>(from) + i * 16, true);
-                }
+                copy_pieces<C::kThreads>(to + at, from, bytes, t);
             };
             copy(C::kW, m.removes + c.place * m.state_elements(), C::kKeyBytes);
             if (!kBack && walk.writes_at(c.chunk)) {
@@ -82,12 +75,8 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
                 copy(C::kQ, m.reads + c.place * m.state_elements(), C::kKeyBytes);
                 const auto* d = static_cast<const __nv_bfloat16*>(m.call.d_out) + c.first * m.call.d_out_stride +
                                 static_cast<std::int64_t>(head) * m.value_dim + tile * 64;
-                for (int i = t; i < kChunk * 8; i += C::kThreads) {
-                    const int r = i / 8;
-                    const bool live = r < c.rows && tile * 64 + i % 8 * 8 < m.value_dim;
-                    copy_async_16(to + C::kValues + tile_offset(r, i % 8),
-                                  live ? d + r * m.call.d_out_stride + i % 8 * 8 : d, live);
-                }
+                copy_rows<8, C::kThreads>(to + C::kValues, d, m.call.d_out_stride, c.rows,
+                                          (m.value_dim - tile * 64) / 8, t);
             }
         }
         copy_async_commit();

@@ -11,6 +11,28 @@ inline constexpr int kPanelBytes = kChunk * kTileRowBytes;  // 64 rows of 64 col
 
 #if defined(__CUDACC__)
 
+/// Copies a chunk's rows, 8 kPieces columns, into panels: rows from `rows` on and pieces from `pieces` on become zero.
+/// A thread's pieces are i = t, t + kThreads, ...: row i / kPieces, piece i % kPieces.
+template <int kPieces, int kThreads>
+__device__ __forceinline__ void copy_rows(std::uint32_t to, const __nv_bfloat16* from, std::int64_t stride, int rows,
+                                          int pieces, int t) {
+    for (int i = t; i < kChunk * kPieces; i += kThreads) {
+        const int r = i / kPieces;
+        const int piece = i % kPieces;
+        const bool live = r < rows && piece < pieces;
+        copy_async_16(to + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
+                      live ? from + r * stride + piece * 8 : from, live);
+    }
+}
+
+/// Copies whole 16-byte pieces that lie one after the other.
+template <int kThreads>
+__device__ __forceinline__ void copy_pieces(std::uint32_t to, const __nv_bfloat16* from, int bytes, int t) {
+    for (int i = t; i < bytes / 16; i += kThreads) {
+        copy_async_16(to + i * 16, reinterpret_cast<const char*>(from) + i * 16, true);
+    }
+}
+
 /// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
 /// 16).
 __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
@@ -117,6 +139,30 @@ __device__ __forceinline__ float sum_warp(float x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
     return x;
+}
+
+/// For a warp, two neighbouring rows of a chunk a lane: the pairs that cross each of the two rows, of `incoming` ones,
+/// which start before the chunk and end at a row, and `outgoing` ones, which start at a row and end after the chunk.
+__device__ __forceinline__ float2 crossing_rows(float2 incoming, float2 outgoing, int lane) {
+    float from_here = incoming.x + incoming.y;
+    float until = outgoing.x + outgoing.y;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const float later = __shfl_down_sync(0xffffffffU, from_here, distance);
+        if (lane + distance < 32) from_here += later;
+        const float earlier = __shfl_up_sync(0xffffffffU, until, distance);
+        if (lane >= distance) until += earlier;
+    }
+    float after = __shfl_down_sync(0xffffffffU, from_here, 1);
+    if (lane == 31) after = 0.0F;
+    float before = __shfl_up_sync(0xffffffffU, until, 1);
+    if (lane == 0) before = 0.0F;
+    return make_float2(after + incoming.y + incoming.x + before, after + incoming.y + (before + outgoing.x));
+}
+
+/// A gradient's place gets x, or (`added`) x more.
+__device__ __forceinline__ void put(float* to, float x, bool added) {
+    *to = added ? *to + x : x;
 }
 
 #endif

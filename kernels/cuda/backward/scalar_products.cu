@@ -99,19 +99,9 @@ __global__ void __launch_bounds__(Products<kKeyDim>::kThreads)
         if (step < job.steps) {
             const std::uint32_t to = base + step % kStages * C::kStageBytes;
             const int token = job.chunk(step) * kChunk;
-            for (int i = t; i < kChunk * kPieces; i += C::kThreads) {
-                const int r = i / kPieces;
-                const int piece = i % kPieces;
-                const bool live = token + r < rows;
-                copy_async_16(to + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
-                              live ? left_from + (token + r) * left_stride + piece * 8 : left, live);
-            }
-            for (int i = t; i < kChunk * 8; i += C::kThreads) {
-                const int r = i / 8;
-                const bool live = token + r < rows && tile * 64 + i % 8 * 8 < s.value_dim;
-                copy_async_16(to + C::kKeyBytes + tile_offset(r, i % 8),
-                              live ? right_from + (token + r) * right_stride + i % 8 * 8 : right, live);
-            }
+            copy_rows<kPieces, C::kThreads>(to, left_from + token * left_stride, left_stride, rows - token, kPieces, t);
+            copy_rows<8, C::kThreads>(to + C::kKeyBytes, right_from + token * right_stride, right_stride, rows - token,
+                                      (s.value_dim - tile * 64) / 8, t);
         }
         copy_async_commit();
     };

@@ -40,6 +40,72 @@ struct RowShared {
     int reads, gradients;
 };
 
+template <int kKeyDim>
+struct RowTiles {
+    static constexpr int kPanels = kKeyDim / 64;  // a warpgroup each
+    static constexpr int kThreads = 128 * kPanels;
+    static constexpr int kKeyBytes = kPanels * kPanelBytes;
+    static constexpr int kExchangeBytes = kPanels > 1 ? 2 * kPanelBytes : 0;  // fp32 [64, 64]
+    // Tiles: q, k, two times v and dO, the ring, the pairs, the exchange; then RowShared.
+    static constexpr int kQ = 0;
+    static constexpr int kK = kQ + kKeyBytes;
+    static constexpr int kV = kK + kKeyBytes;
+    static constexpr int kD = kV + 2 * kPanelBytes;
+    static constexpr int kRing = kD + 2 * kPanelBytes;
+    static constexpr int kPairs = kRing + kRingSlots * kKeyBytes;
+    static constexpr int kExchange = kPairs + kPanelBytes;
+    static constexpr int kShared = kExchange + kExchangeBytes;
+    static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(RowShared<kPanels>));
+};
+static_assert(RowTiles<128>::kBytes <= 227 * 1024);
+
+// Lists what chunk `chunk` of a block reads and is part of; tiles of column 0.
+template <int kPanels>
+__device__ inline void list_states(const Scalar& s, std::int64_t in_batch, int chunk, int rows, bool summaries,
+                                   RowShared<kPanels>& shared) {
+    const std::int64_t node_bytes = s.columns * s.node_elements() * 2;
+    const char* nodes = reinterpret_cast<const char*>(s.nodes) + in_batch * kChunks * node_bytes;
+    const char* d_nodes = reinterpret_cast<const char*>(s.d_nodes) + in_batch * kChunks * node_bytes;
+    const char* entering = reinterpret_cast<const char*>(s.entering) + in_batch * s.slots * node_bytes;
+    int n = 0;
+    if (summaries) {
+        shared.reads = 0;
+        shared.gradients = 1;
+        shared.from[0] = entering;
+        shared.end[0] = rows;
+        shared.sum[0] = 0;
+        return;
+    }
+    std::int64_t bits = s.call.first_block + s.batch_block + in_batch;
+    for (int slot = 0; bits != 0; ++slot) {
+        const int bit = 63 - __clzll(static_cast<long long>(bits));
+        bits ^= std::int64_t{1} << bit;
+        shared.from[n] = entering + slot * node_bytes;
+        shared.level[n] = min(kBlockBits + 1 + bit, s.levels - 1);
+        shared.end[n] = 0;
+        shared.sum[n++] = kRunBits;
+        if (s.linear) break;
+    }
+    for (int bit = kRunBits - 1; bit >= 0; --bit) {
+        if ((chunk >> bit & 1) == 0) continue;
+        const int end = chunk >> bit << bit;
+        shared.from[n] = nodes + end * node_bytes;
+        shared.level[n] = min(kChunkBits + 1 + bit, s.levels - 1);
+        shared.end[n] = end * kChunk;
+        shared.sum[n++] = bit;
+    }
+    shared.reads = n;
+    for (int bit = 0; bit < kRunBits; ++bit) {
+        if ((chunk >> bit & 1) != 0) continue;
+        const int end = ((chunk >> bit) + 1) << bit;
+        if (end * kChunk >= rows) continue;  // nobody reads the run
+        shared.from[n] = d_nodes + end * node_bytes;
+        shared.end[n] = end * kChunk;
+        shared.sum[n++] = bit;
+    }
+    shared.gradients = n - shared.reads;
+}
+
 __device__ __forceinline__ float sum_rows_of_eight(float x) {
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);

@@ -212,6 +212,15 @@ using GradientBound = double (*)(const MixerShape& shape, Operand operand, const
 inline constexpr double kNormBoundFp32 = 64 * 0x1p-24;
 inline constexpr double kNormBoundBf16 = 8 * 0x1p-9;
 
+/// long_memory_case with q, k and v of bf16: states are worth something after several blocks.
+inline MixerCase bf16_long_case(const MixerShape& shape, std::int64_t tokens, std::uint64_t seed) {
+    MixerCase c = testing::long_memory_case(shape, tokens, seed);
+    for (auto* x : {&c.q, &c.k, &c.v}) {
+        for (float& value : *x) value = rounded(Operand::kBf16, value);
+    }
+    return c;
+}
+
 inline std::vector<float> bf16_d_out(const MixerCase& c) {
     std::vector<float> d_out = testing::random_d_out(c);
     for (float& x : d_out) x = rounded(Operand::kBf16, x);
