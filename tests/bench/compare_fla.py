@@ -5,7 +5,8 @@ usage: compare_fla.py --ours PATH/bench_gpu_mixers [--backward] [--runs N] [NAME
 
 Needs torch, Triton, and the peers as published: the packages fla-core and flash-linear-attention; flash-qla with tilelang
 for its column. Ours runs as the benchmark program. Times are medians of CUDA-event times in milliseconds, inputs bf16,
-no final state; forward only, or with --backward the forward and the gradients of every input that the peer has them for; all sides get the same shapes, kind of decays, warm-up and number of runs. Prints a table, with
+no final state; forward only, or with --backward forward and backward together, with gradients of all inputs; all sides get
+the same shapes, kind of decays, warm-up and number of runs. Prints a table, with
 device, date and versions first; `ratio` is the fastest peer's time over ours. `attention` is causal softmax attention by
 cuDNN for a layer of the same width (24 heads of 64): it says from which length ours is faster.
 """

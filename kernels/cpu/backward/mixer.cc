@@ -82,15 +82,36 @@ void check_gradients(const char* caller, const MixerShape& shape, const MixerInp
     if (shape.log_linear()) check_view(caller, "lambda", gradients.lambda, inputs.lambda);
 }
 
-// Items (block, head) of a wave: item i's rows of q or k, added to its block's rows in the order of items.
-void add_key_rows(const MixerShape& shape, std::int64_t head, const float* from, std::int64_t first, std::int64_t count,
-                  MatrixView<float> to, int threads) {
+// What one lane of a wave has worked on.
+struct Item {
+    std::int64_t head;
+    std::int64_t first;
+    std::int64_t count;
+};
+
+void add_rows(const float* from, std::int64_t cols, std::int64_t begin, std::int64_t end, MatrixView<float> to) {
+    for (std::int64_t r = begin; r < end; ++r) {
+        float* row = to.row(r);
+        for (std::int64_t c = 0; c < cols; ++c) row[c] += from[r * cols + c];
+    }
+}
+
+// Adds the lanes' rows of k, and of q where asked for, in the order of lanes; item_of(i) is lane i's item.
+template <class ItemOf>
+void add_key_rows(const MixerShape& shape, const Lanes& lanes, std::int64_t width, const ItemOf& item_of,
+                  const MixerGradients& gradients, bool with_q, int threads) {
     const std::int64_t dk = shape.key_dim;
-    const std::int64_t column = head / (shape.heads / shape.key_heads) * dk;
-    parallel_rows(count, threads, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) {
-            float* row = to.row(first + r) + column;
-            for (std::int64_t c = 0; c < dk; ++c) row[c] += from[r * dk + c];
+    parallel_rows(kBlockTokens, threads, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = 0; i < width; ++i) {
+            const Item item = item_of(i);
+            const cpu::KeyRows keys = lanes[i].keys;
+            const std::int64_t column = item.head / (shape.heads / shape.key_heads) * dk;
+            const std::int64_t last = std::min(end, item.count);
+            const auto at = [&](MatrixView<float> view) {
+                return view.row_range(item.first, item.count).col_range(column, dk);
+            };
+            add_rows(keys.k, dk, begin, last, at(gradients.k));
+            if (with_q) add_rows(keys.q, dk, begin, last, at(gradients.q));
         }
     });
 }
@@ -137,10 +158,8 @@ void mixer_outputs_backward(const MixerShape& shape, const MixerInputs& inputs, 
                                            d_out, gradients, lane.keys, lane.d_entering, lane.walk);
                 nodes.entering_backward(lane.d_entering);
             });
-            for (std::int64_t i = 0; i < width; ++i) {
-                add_key_rows(shape, wave + i, lanes[i].keys.q, first, count, gradients.q, threads);
-                add_key_rows(shape, wave + i, lanes[i].keys.k, first, count, gradients.k, threads);
-            }
+            const auto item_of = [&](std::int64_t i) { return Item{wave + i, first, count}; };
+            add_key_rows(shape, lanes, width, item_of, gradients, true, threads);
         }
         parallel_tasks(width, threads, [&](std::int64_t i, int) { nodes_of(i).take_apart(); });
     }
@@ -157,17 +176,16 @@ void mixer_block_summaries_backward(const MixerShape& shape, const MixerInputs& 
     const std::int64_t items = blocks * shape.heads;  // block by block, in the order of heads
     for (std::int64_t wave = 0; wave < items; wave += threads) {
         const std::int64_t width = std::min<std::int64_t>(threads, items - wave);
+        const auto item_of = [&](std::int64_t i) {
+            return Item{(wave + i) % shape.heads, (wave + i) / shape.heads * kBlockTokens, kBlockTokens};
+        };
         parallel_tasks(width, threads, [&](std::int64_t i, int) {
             const Lane lane = lanes[i];
-            const std::int64_t item = wave + i;
-            cpu::walk_summary_backward(shape, inputs, item % shape.heads, item / shape.heads * kBlockTokens,
-                                       d_summaries + item * one, gradients, lane.keys, lane.walk);
+            const Item item = item_of(i);
+            cpu::walk_summary_backward(shape, inputs, item.head, item.first, d_summaries + (wave + i) * one, gradients,
+                                       lane.keys, lane.walk);
         });
-        for (std::int64_t i = 0; i < width; ++i) {
-            const std::int64_t item = wave + i;
-            add_key_rows(shape, item % shape.heads, lanes[i].keys.k, item / shape.heads * kBlockTokens, kBlockTokens,
-                         gradients.k, threads);
-        }
+        add_key_rows(shape, lanes, width, item_of, gradients, false, threads);
     }
 }
 

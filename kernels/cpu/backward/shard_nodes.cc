@@ -61,7 +61,7 @@ ShardNodes::Place ShardNodes::at(int bit, std::int64_t end) const {
     const std::int64_t one = transition_ + state_;
     if (end <= tree_.first_block) {
         // Nodes that enter the shard are the set bits of its first block, largest first.
-        const int index = std::popcount(static_cast<std::uint64_t>(tree_.first_block >> (bit + 1)));
+        const int index = std::popcount(static_cast<std::uint64_t>(tree_.first_block >> bit >> 1));
         return {tree_.entering[index].summary + head_ * one, tree_.d_entering[index] + head_ * one};
     }
     if (bit == 0) {

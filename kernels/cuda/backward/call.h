@@ -1,10 +1,15 @@
 // Everything that the gradients' kernels of one call need.
 #pragma once
 
+#include "core/fenwick.h"
 #include "kernels/cuda/backward/mixer.h"
 #include "kernels/cuda/backward/tree.h"
 
 namespace fenwick::cuda::backward {
+
+inline constexpr int kChunk = static_cast<int>(kChunkTokens);
+inline constexpr int kChunks = static_cast<int>(kChunksPerBlock);  ///< of a block
+inline constexpr int kOwnLevels = kChunkBits + 1;                  ///< levels inside a chunk
 
 struct Call {
     MixerShape shape;

@@ -6,6 +6,8 @@
 #include "core/cuda/check.h"
 #include "core/errors.h"
 #include "core/fenwick.h"
+#include "kernels/cuda/backward/cumulative.h"
+#include "kernels/cuda/backward/matrix.h"
 #include "kernels/cuda/backward/plain.h"
 #include "kernels/cuda/backward/scalar.h"
 #include "kernels/summary.h"
@@ -17,9 +19,12 @@ using namespace backward;  // NOLINT(google-build-using-namespace): these files 
 
 struct Layout {
     Tree tree;
-    bool tensor = false;
-    Scalar scalar;         // where `tensor`
-    PlainWorkspace plain;  // where not
+    // One of these paths.
+    bool has_scalar = false;
+    bool has_matrix = false;
+    Scalar scalar;
+    Matrix matrix;
+    PlainWorkspace plain;
     std::size_t bytes = 0;
 };
 
@@ -27,9 +32,12 @@ Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std:
     Carver carver{static_cast<unsigned char*>(memory)};
     Layout layout;
     layout.tree = make_tree(shape, rows, first_block, carver);
-    layout.tensor = has_scalar_kernels(shape, operand, rows, first_block);
-    if (layout.tensor) {
+    layout.has_scalar = has_scalar_kernels(shape, operand, rows, first_block);
+    layout.has_matrix = has_matrix_kernels(shape, operand, rows, first_block);
+    if (layout.has_scalar) {
         layout.scalar = make_scalar(shape, rows, layout.tree.slots, carver);
+    } else if (layout.has_matrix) {
+        layout.matrix = make_matrix(shape, rows, layout.tree.slots, carver);
     } else {
         layout.plain = make_plain_workspace(shape, rows, carver);
     }
@@ -84,25 +92,17 @@ void check_entering(const Call& call, std::span<const EnteringNode> entering, st
                     entering.size(), covered, d_entering.size(), call.first_block));
 }
 
-void clear(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
-    if (data == nullptr) return;
-    constexpr std::size_t kFloat = sizeof(float);
-    FENWICK_CUDA_CHECK(cudaMemset2DAsync(data, static_cast<std::size_t>(stride) * kFloat, 0,
-                                         static_cast<std::size_t>(columns) * kFloat, static_cast<std::size_t>(rows),
-                                         stream));
-}
-
 void clear_gradients(const Call& call) {
     const MixerShape& s = call.shape;
     const MixerGradients& g = call.gradients;
     const std::int64_t rows = call.inputs.rows;
     const std::int64_t channels = s.algebra == TransitionAlgebra::kDiagonal ? s.key_dim : 1;
-    clear(g.q, g.q_stride, rows, s.key_heads * s.key_dim, call.stream);
-    clear(g.k, g.k_stride, rows, s.key_heads * s.key_dim, call.stream);
-    clear(g.v, g.v_stride, rows, s.heads * s.value_dim, call.stream);
-    clear(g.log_decay, g.decay_stride, rows, s.heads * channels, call.stream);
-    clear(g.beta, g.beta_stride, rows, s.heads, call.stream);
-    clear(g.lambda, g.lambda_stride, rows, s.heads * s.levels, call.stream);
+    launch_clear(g.q, g.q_stride, rows, s.key_heads * s.key_dim, call.stream);
+    launch_clear(g.k, g.k_stride, rows, s.key_heads * s.key_dim, call.stream);
+    launch_clear(g.v, g.v_stride, rows, s.heads * s.value_dim, call.stream);
+    launch_clear(g.log_decay, g.decay_stride, rows, s.heads * channels, call.stream);
+    launch_clear(g.beta, g.beta_stride, rows, s.heads, call.stream);
+    launch_clear(g.lambda, g.lambda_stride, rows, s.heads * s.levels, call.stream);
 }
 
 }  // namespace
@@ -125,8 +125,11 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
     Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
     set_nodes(layout.tree, entering, block_summaries, d_entering, d_block_summaries);
     launch_enter(layout.tree, stream);
-    if (layout.tensor) {
+    if (layout.has_scalar) {
         launch_scalar_outputs(layout.scalar, call, layout.tree);
+    } else if (layout.has_matrix) {
+        clear_gradients(call);
+        launch_matrix_outputs(layout.matrix, call, layout.tree);
     } else {
         clear_gradients(call);
         launch_plain_outputs(call, layout.tree, layout.plain);
@@ -145,7 +148,8 @@ void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, co
     }
     if (blocks == 0) return;
     const Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
-    if (layout.tensor) return launch_scalar_summaries(layout.scalar, call, blocks, d_summaries);
+    if (layout.has_scalar) return launch_scalar_summaries(layout.scalar, call, blocks, d_summaries);
+    if (layout.has_matrix) return launch_matrix_summaries(layout.matrix, call, blocks, d_summaries);
     launch_plain_summaries(call, blocks, d_summaries, layout.plain);
 }
 

@@ -3,9 +3,10 @@
 // All gradients are fp32, those of bf16 rows too: they are sums over levels, blocks and both steps, which a rounding
 // between the steps would spoil; the caller rounds once, when it hands them on.
 //
-// Head shapes are those of kernels/cuda/mixer.h. The matrix units take scalar transitions with bf16 operands, d_k 64 or
-// 128 and d_v a multiple of 8, where a thread block may have 227 KiB of shared memory (sm_90). All else runs in fp32
-// sums on the CUDA cores (plain.cu), many times slower.
+// Head shapes are those of kernels/cuda/mixer.h. The matrix units take scalar and matrix transitions with bf16
+// operands, d_k 64 or 128, d_v a multiple of 8 and at most 64 levels, where a thread block may have 227 KiB of shared
+// memory (sm_90; documents of up to 2^24 blocks, matrix transitions: 2^16). All else - diagonal transitions, fp32,
+// other shapes, smaller GPUs - runs in fp32 sums on the CUDA cores (plain.cu), many times slower.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -28,17 +28,14 @@
 
 #include <cuda_bf16.h>
 
-#include "core/fenwick.h"
 #include "kernels/cuda/backward/call.h"
 
 namespace fenwick::cuda::backward {
 
-inline constexpr int kChunk = static_cast<int>(kChunkTokens);
-inline constexpr int kChunks = static_cast<int>(kChunksPerBlock);
 inline constexpr int kRunBits = kChunkBits;  ///< bits of a chunk's number inside its block
-inline constexpr int kOwnLevels = 7;         ///< levels inside a chunk
-inline constexpr int kMostSlots = 24;        ///< states that may enter a block
-inline constexpr int kMostLevels = 64;       ///< of lambda
+
+inline constexpr int kMostSlots = 24;   ///< states that may enter a block
+inline constexpr int kMostLevels = 64;  ///< of lambda
 inline constexpr int kChunkSums = kRunBits + 1;
 
 /// Everything that the kernels of one batch of blocks share.

@@ -1,8 +1,7 @@
 // The scalar algebra's entry points: what the kernels share, and the order of their launches.
 #include <algorithm>
 
-#include "core/cuda/check.h"
-#include "core/errors.h"
+#include "kernels/cuda/backward/cumulative.h"
 #include "kernels/cuda/backward/scalar.h"
 #include "kernels/cuda/scalar_plan.h"
 #include "kernels/cuda/shared_memory.h"
@@ -26,53 +25,17 @@ int heads_of_part(const MixerShape& shape, std::int64_t chunks) {
     return static_cast<int>(best);
 }
 
-void check_alignment(const Call& call) {
-    const auto good = [](const void* p, std::int64_t stride) {
-        return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
-    };
-    const MixerInputs& in = call.inputs;
-    if (good(in.q, in.q_stride) && good(in.k, in.k_stride) && good(in.v, in.v_stride) &&
-        good(call.d_out, call.d_out_stride)) {
-        return;
-    }
-    throw InternalError(
-        "scalar mixer backward on the GPU: bf16 rows must start at multiples of 16 bytes; found strides of q, k, v, "
-        "d_out " +
-        std::to_string(in.q_stride) + ", " + std::to_string(in.k_stride) + ", " + std::to_string(in.v_stride) + ", " +
-        std::to_string(call.d_out_stride));
-}
-
-void launch_cumulative(const Scalar& plan, const Call& call) {
-    scalar::Plan decay;
-    decay.heads = call.shape.heads;
-    decay.rows = plan.rows;
-    decay.blocks = blocks_of(plan.rows);
-    decay.padded_rows = plan.padded_rows;
-    MixerCall forward;
-    forward.shape = call.shape;
-    forward.inputs = call.inputs;
-    forward.workspace = plan.cumulative;
-    forward.stream = call.stream;
-    scalar::launch_decay(decay, forward);
-}
-
 // body(plan of a batch): the shard's first `blocks` blocks, as many at a time as the workspace takes.
 template <class Body>
 void in_batches(Scalar plan, const Call& call, std::int64_t blocks, const Body& body) {
     check_alignment(call);
     plan.call = call;
-    launch_cumulative(plan, call);
+    launch_cumulative(call, plan.padded_rows, plan.cumulative);
     for (std::int64_t b = 0; b < blocks; b += plan.blocks_at_once) {
         plan.batch_block = b;
         plan.batch_blocks = std::min(plan.blocks_at_once, blocks - b);
         body(plan);
     }
-}
-
-void clear(float* data, std::int64_t stride, std::int64_t rows, std::int64_t columns, cudaStream_t stream) {
-    FENWICK_CUDA_CHECK(cudaMemset2DAsync(data, static_cast<std::size_t>(stride) * sizeof(float), 0,
-                                         static_cast<std::size_t>(columns) * sizeof(float),
-                                         static_cast<std::size_t>(rows), stream));
 }
 
 }  // namespace
@@ -119,8 +82,8 @@ void launch_scalar_outputs(const Scalar& plan, const Call& call, const Tree& tre
     const MixerGradients& g = call.gradients;
     if (plan.parts != call.shape.key_heads) {
         const std::int64_t columns = call.shape.key_heads * call.shape.key_dim;
-        clear(g.q, g.q_stride, call.inputs.rows, columns, call.stream);
-        clear(g.k, g.k_stride, call.inputs.rows, columns, call.stream);
+        launch_clear(g.q, g.q_stride, call.inputs.rows, columns, call.stream);
+        launch_clear(g.k, g.k_stride, call.inputs.rows, columns, call.stream);
     }
     in_batches(plan, call, tree.blocks, [&](Scalar& s) {
         s.d_entering = tree.d_states + tree.place(s.batch_block);

@@ -2,15 +2,14 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
+#include "kernels/cuda/backward/products.cuh"
 #include "kernels/cuda/backward/scalar.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
-#include "kernels/cuda/tile.cuh"
 
 namespace fenwick::cuda::backward {
 namespace {
 
-constexpr int kPanelBytes = kChunk * kTileRowBytes;  // 64 rows of 64 columns
 constexpr int kStages = 4;
 
 template <int kKeyDim>
@@ -20,25 +19,6 @@ struct Products {
     static constexpr int kStageBytes = kKeyBytes + kPanelBytes;
     static constexpr int kBytes = 1024 + kStages * kStageBytes + static_cast<int>(kBlockTokens) * 4;
 };
-
-// Rounds a warpgroup's 64 rows of a state to bf16 and writes them as rows from `row` on of a node's tile.
-__device__ __forceinline__ void store_node(const float (&state)[32], __nv_bfloat16* node, int row, int lane) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            std::uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int at = 4 * (4 * m + i) + 2 * half;
-                w[i] = pack_bf16(state[at], state[at + 1]);
-            }
-            transpose_quad(w, lane);
-            char* to = reinterpret_cast<char*>(node) + tile_offset(row + 8 * half, 4 * m + lane % 4);
-            *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-    }
-}
 
 // A job of a block and column: the runs of one bit, or (job >= kRunBits) what one entering state gets.
 struct Job {
@@ -119,19 +99,9 @@ __global__ void __launch_bounds__(Products<kKeyDim>::kThreads)
         if (step < job.steps) {
             const std::uint32_t to = base + step % kStages * C::kStageBytes;
             const int token = job.chunk(step) * kChunk;
-            for (int i = t; i < kChunk * kPieces; i += C::kThreads) {
-                const int r = i / kPieces;
-                const int piece = i % kPieces;
-                const bool live = token + r < rows;
-                copy_async_16(to + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
-                              live ? left_from + (token + r) * left_stride + piece * 8 : left, live);
-            }
-            for (int i = t; i < kChunk * 8; i += C::kThreads) {
-                const int r = i / 8;
-                const bool live = token + r < rows && tile * 64 + i % 8 * 8 < s.value_dim;
-                copy_async_16(to + C::kKeyBytes + tile_offset(r, i % 8),
-                              live ? right_from + (token + r) * right_stride + i % 8 * 8 : right, live);
-            }
+            copy_rows<kPieces, C::kThreads>(to, left_from + token * left_stride, left_stride, rows - token, kPieces, t);
+            copy_rows<8, C::kThreads>(to + C::kKeyBytes, right_from + token * right_stride, right_stride, rows - token,
+                                      (s.value_dim - tile * 64) / 8, t);
         }
         copy_async_commit();
     };
@@ -189,7 +159,7 @@ __global__ void __launch_bounds__(Products<kKeyDim>::kThreads)
         } else if (last || ((step + 1) & ((1 << job.bit) - 1)) == 0) {
             __nv_bfloat16* node = (kGradients ? s.d_nodes : s.nodes) +
                                   ((in_batch * kChunks + job.end(step)) * s.columns + column) * s.node_elements();
-            store_node(state, node, row, lane);
+            store_tile(state, node, row, lane);
 #pragma unroll
             for (float& x : state) x = 0.0F;
         }

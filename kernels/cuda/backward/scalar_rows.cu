@@ -4,79 +4,13 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/backward/scalar_rows.cuh"
+#include "kernels/cuda/backward/scalar_row_sums.cuh"
 #include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
-
-template <int kKeyDim>
-struct RowTiles {
-    static constexpr int kPanels = kKeyDim / 64;  // a warpgroup each
-    static constexpr int kThreads = 128 * kPanels;
-    static constexpr int kKeyBytes = kPanels * kPanelBytes;
-    static constexpr int kExchangeBytes = kPanels > 1 ? 2 * kPanelBytes : 0;  // fp32 [64, 64]
-    // Tiles: q, k, two times v and dO, the ring, the pairs, the exchange; then RowShared.
-    static constexpr int kQ = 0;
-    static constexpr int kK = kQ + kKeyBytes;
-    static constexpr int kV = kK + kKeyBytes;
-    static constexpr int kD = kV + 2 * kPanelBytes;
-    static constexpr int kRing = kD + 2 * kPanelBytes;
-    static constexpr int kPairs = kRing + kRingSlots * kKeyBytes;
-    static constexpr int kExchange = kPairs + kPanelBytes;
-    static constexpr int kShared = kExchange + kExchangeBytes;
-    static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(RowShared<kPanels>));
-};
-static_assert(RowTiles<128>::kBytes <= 227 * 1024);
-
-// Lists what chunk `chunk` of a block reads and is part of; tiles of column 0.
-template <int kPanels>
-__device__ void list_states(const Scalar& s, std::int64_t in_batch, int chunk, int rows, bool summaries,
-                            RowShared<kPanels>& shared) {
-    const std::int64_t node_bytes = s.columns * s.node_elements() * 2;
-    const char* nodes = reinterpret_cast<const char*>(s.nodes) + in_batch * kChunks * node_bytes;
-    const char* d_nodes = reinterpret_cast<const char*>(s.d_nodes) + in_batch * kChunks * node_bytes;
-    const char* entering = reinterpret_cast<const char*>(s.entering) + in_batch * s.slots * node_bytes;
-    int n = 0;
-    if (summaries) {
-        shared.reads = 0;
-        shared.gradients = 1;
-        shared.from[0] = entering;
-        shared.end[0] = rows;
-        shared.sum[0] = 0;
-        return;
-    }
-    std::int64_t bits = s.call.first_block + s.batch_block + in_batch;
-    for (int slot = 0; bits != 0; ++slot) {
-        const int bit = 63 - __clzll(static_cast<long long>(bits));
-        bits ^= std::int64_t{1} << bit;
-        shared.from[n] = entering + slot * node_bytes;
-        shared.level[n] = min(kBlockBits + 1 + bit, s.levels - 1);
-        shared.end[n] = 0;
-        shared.sum[n++] = kRunBits;
-        if (s.linear) break;
-    }
-    for (int bit = kRunBits - 1; bit >= 0; --bit) {
-        if ((chunk >> bit & 1) == 0) continue;
-        const int end = chunk >> bit << bit;
-        shared.from[n] = nodes + end * node_bytes;
-        shared.level[n] = min(kChunkBits + 1 + bit, s.levels - 1);
-        shared.end[n] = end * kChunk;
-        shared.sum[n++] = bit;
-    }
-    shared.reads = n;
-    for (int bit = 0; bit < kRunBits; ++bit) {
-        if ((chunk >> bit & 1) != 0) continue;
-        const int end = ((chunk >> bit) + 1) << bit;
-        if (end * kChunk >= rows) continue;  // nobody reads the run
-        shared.from[n] = d_nodes + end * node_bytes;
-        shared.end[n] = end * kChunk;
-        shared.sum[n++] = bit;
-    }
-    shared.gradients = n - shared.reads;
-}
 
 // kSummaries: dS of the block alone, added to what is there.
 template <int kKeyDim, bool kSummaries>
@@ -115,28 +49,21 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         kSummaries ? nullptr : static_cast<const __nv_bfloat16*>(s.call.d_out) + first * s.call.d_out_stride;
 
     if (t == 0) list_states(s, in_batch, chunk, block_rows, kSummaries, shared);
-    for (int i = t; i < kChunk * kKeyDim / 8; i += C::kThreads) {
-        const int r = i / (kKeyDim / 8);
-        const int piece = i % (kKeyDim / 8);
-        const std::int64_t at = key_head * kKeyDim + piece * 8;
-        const std::uint32_t to = start + piece / 8 * kPanelBytes + tile_offset(r, piece % 8);
-        if (!kSummaries) copy_async_16(to + C::kQ, r < rows ? q + r * s.call.inputs.q_stride + at : q, r < rows);
-        copy_async_16(to + C::kK, r < rows ? k + r * s.call.inputs.k_stride + at : k, r < rows);
+    const std::int64_t key_column = key_head * kKeyDim;
+    constexpr int kKeyPieces = kKeyDim / 8;
+    if (!kSummaries) {
+        copy_rows<kKeyPieces, C::kThreads>(start + C::kQ, q + key_column, s.call.inputs.q_stride, rows, kKeyPieces, t);
     }
+    copy_rows<kKeyPieces, C::kThreads>(start + C::kK, k + key_column, s.call.inputs.k_stride, rows, kKeyPieces, t);
     // v and dO of a column, into one of two places.
     const auto load_values = [&](int index) {
         if (index >= columns) return;
-        const int column = first_column + index;
-        const int head = column / s.tiles;
-        const int from = column % s.tiles * 64;
-        for (int i = t; i < kChunk * 8; i += C::kThreads) {
-            const int r = i / 8;
-            const bool live = r < rows && from + i % 8 * 8 < s.value_dim;
-            const std::int64_t at = static_cast<std::int64_t>(head) * s.value_dim + from + i % 8 * 8;
-            const std::uint32_t to = start + index % 2 * kPanelBytes + tile_offset(r, i % 8);
-            copy_async_16(to + C::kV, live ? v + r * s.call.inputs.v_stride + at : v, live);
-            if (!kSummaries) copy_async_16(to + C::kD, live ? d_out + r * s.call.d_out_stride + at : d_out, live);
-        }
+        const int from = (first_column + index) % s.tiles * 64;
+        const std::int64_t at = static_cast<std::int64_t>((first_column + index) / s.tiles) * s.value_dim + from;
+        const std::uint32_t to = start + index % 2 * kPanelBytes;
+        const int pieces = (s.value_dim - from) / 8;
+        copy_rows<8, C::kThreads>(to + C::kV, v + at, s.call.inputs.v_stride, rows, pieces, t);
+        if (!kSummaries) copy_rows<8, C::kThreads>(to + C::kD, d_out + at, s.call.d_out_stride, rows, pieces, t);
     };
     load_values(0);
     copy_async_commit();
@@ -206,6 +133,12 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         return tile;
     };
 
+    const auto own_scores = [&](float(&acc)[kOwnColumns / 2], const std::uint32_t(&a)[4][4], std::uint32_t tile) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            multiply<kOwnColumns, cuda::Rows::kColumns>(acc, a[step], tile, step, panel * kOwnColumns, lane);
+        }
+    };
     float d_q[32] = {};  // columns [64 panel, + 64) of the warp's rows
     float d_k[32] = {};
     float scores_qk[kOwnColumns / 2] = {};
@@ -221,6 +154,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         fence_for_wgmma();
         __syncthreads();  // v, dO and the factors' sources of this column; what the last column left has been read
         load_values(index + 1);
+        copy_async_commit();
         if (index == 0 && !kSummaries) {
 #pragma unroll
             for (int i = 0; i < kPanels; ++i) {
@@ -229,7 +163,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
                 for (int step = 0; step < 4; ++step) {
                     load_a(a[step], start + C::kQ + i * kPanelBytes, warp, step, lane);
                 }
-                scores<kOwnColumns>(scores_qk, a, start + C::kK + i * kPanelBytes, panel * kOwnColumns, lane);
+                own_scores(scores_qk, a, start + C::kK + i * kPanelBytes);
             }
         }
         for (int i = t; i < states * kChunk; i += C::kThreads) {
@@ -238,11 +172,10 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             shared.decay[i] = __expf(static_cast<float>(i / kChunk < reads ? at - node : node - at));
         }
         if (t < kChunk) {
-            const double log2 = (in.cumulative[t] - in.start) * 1.4426950408889634;
-            const auto high = static_cast<float>(log2);
-            shared.in_chunk[t] = make_float2(high, static_cast<float>(log2 - static_cast<double>(high)));
+            shared.in_chunk[t] = split_log2(in.cumulative[t] - in.start);
             if (tile_of_head == 0) {
-                shared.crossing[t] = 0.0F;
+                shared.inside[t] = 0.0F;
+                shared.incoming[t] = 0.0F;
                 shared.outgoing[t] = 0.0F;
                 if (t < kChunkSums) shared.sums[t] = 0.0F;
             }
@@ -258,7 +191,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
 #pragma unroll
             for (int step = 0; step < 4; ++step) load_a(a[step], d_tile, warp, step, lane);
             float x[kOwnColumns / 2] = {};
-            scores<kOwnColumns>(x, a, v_tile, panel * kOwnColumns, lane);
+            own_scores(x, a, v_tile);
             own_pairs<kOwnColumns>(x, scores_qk, w, aligned + C::kPairs, shared, in, panel * kOwnColumns, warp, lane,
                                    panel);
             __syncthreads();
@@ -375,99 +308,12 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
                 if (r >= rows || c >= s.value_dim) continue;
                 float* at = to + r * g.v_stride + c;
                 const int from = i / 2 * 4 + i % 2 * 2;
-                at[0] = kSummaries ? at[0] + d_v[from] : d_v[from];
-                at[1] = kSummaries ? at[1] + d_v[from + 1] : d_v[from + 1];
+                put(at, d_v[from], kSummaries);
+                put(at + 1, d_v[from + 1], kSummaries);
             }
         }
 
-        // Sums of the row: a thread each. Products become the pairs' sums, with lambda.
-        if (t < kChunk) {
-            float crossing = shared.crossing[t];
-            float outgoing = shared.outgoing[t];
-            if constexpr (!kSummaries) {
-                for (int level = 0; level < kOwnLevels; ++level) {
-                    float y = 0.0F;
-#pragma unroll
-                    for (int i = 0; i < kPanels; ++i) y += shared.own[i][level][t];
-                    if (!s.linear) shared.d_lambda[t * s.levels + min(level, s.levels - 1)] += y;
-                    if (level > 0) crossing = fmaf(in.lambda[level * kChunk + t], y, crossing);
-                }
-                float later = 0.0F;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) later += shared.columns[i][t];
-                crossing -= later;
-            }
-            for (int state = 0; state < states; ++state) {
-                const int at = state * kChunk + t;
-                float y = 0.0F;
-#pragma unroll
-                for (int i = 0; i < kPanels; ++i) y += shared.dots[i][at];
-                y *= shared.decay[at];
-                if (state < reads) {
-                    if (!s.linear) shared.d_lambda[t * s.levels + shared.level[state]] += y;
-                    y *= in.lambda[(kOwnLevels + state) * kChunk + t];
-                    crossing += y;
-                } else {
-                    outgoing += y;
-                }
-                shared.dots[0][at] = y;
-            }
-            shared.crossing[t] = crossing;
-            shared.outgoing[t] = outgoing;
-        }
-        __syncthreads();
-        const bool last_tile = tile_of_head + 1 == s.tiles;
-        if (t / 32 == 1) {  // the chunk's sums
-            for (int state = 0; state < states; ++state) {
-                const float sum =
-                    sum_warp(shared.dots[0][state * kChunk + lane] + shared.dots[0][state * kChunk + 32 + lane]);
-                if (lane == 0) shared.sums[shared.sum[state]] += sum;
-            }
-            __syncwarp();
-            if (last_tile && lane < kChunkSums) {
-                s.sums[((in_batch * s.heads + head) * kChunks + chunk) * kChunkSums + lane] = shared.sums[lane];
-            }
-        }
-        if (t / 32 == 0 && last_tile) {
-            // Pairs that cross a token inside the chunk: those that end at it or later and start before the chunk or
-            // inside it before the token; those that start before it and end after the chunk.
-            const float a0 = shared.crossing[2 * lane];
-            const float a1 = shared.crossing[2 * lane + 1];
-            const float o0 = shared.outgoing[2 * lane];
-            const float o1 = shared.outgoing[2 * lane + 1];
-            float from_here = a0 + a1;
-            float until = o0 + o1;
-#pragma unroll
-            for (int distance = 1; distance < 32; distance *= 2) {
-                const float later = __shfl_down_sync(0xffffffffU, from_here, distance);
-                if (lane + distance < 32) from_here += later;
-                const float earlier = __shfl_up_sync(0xffffffffU, until, distance);
-                if (lane >= distance) until += earlier;
-            }
-            float after = __shfl_down_sync(0xffffffffU, from_here, 1);
-            if (lane == 31) after = 0.0F;
-            float before = __shfl_up_sync(0xffffffffU, until, 1);
-            if (lane == 0) before = 0.0F;
-            const float x0 = (after + a1) + a0 + before;
-            const float x1 = after + a1 + (before + o0);
-            const MixerGradients& g = s.call.gradients;
-            float* to = g.log_decay + first * g.decay_stride + head;
-            if (2 * lane < rows) {
-                float* at = to + 2 * lane * g.decay_stride;
-                *at = kSummaries ? *at + x0 : x0;
-            }
-            if (2 * lane + 1 < rows) {
-                float* at = to + (2 * lane + 1) * g.decay_stride;
-                *at = kSummaries ? *at + x1 : x1;
-            }
-        }
-        if (!kSummaries && last_tile && !s.linear) {
-            const MixerGradients& g = s.call.gradients;
-            for (int i = t; i < rows * s.levels; i += C::kThreads) {
-                g.lambda[(first + i / s.levels) * g.lambda_stride + static_cast<std::int64_t>(head) * s.levels +
-                         i % s.levels] = shared.d_lambda[i];
-            }
-        }
+        sum_column<kKeyDim, kSummaries>(s, shared, in, {in_batch, first, chunk, rows, head, tile_of_head}, t);
     }
 
     // The heads' W: dQ += W K, dK += W^T Q.
@@ -512,8 +358,8 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             float* at = alone ? whole + (first + r) * stride + key_head * kKeyDim + c
                               : share + (part * batch_rows + batch_first + r) * kKeyDim + c;
             const bool added = alone && kSummaries;
-            at[0] = added ? at[0] + x[from] : x[from];
-            at[1] = added ? at[1] + x[from + 1] : x[from + 1];
+            put(at, x[from], added);
+            put(at + 1, x[from + 1], added);
         }
     };
     if (!kSummaries) store(d_q, g.q, g.q_stride, s.d_q);

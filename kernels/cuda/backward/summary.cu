@@ -47,8 +47,8 @@ __global__ void combine_log_decays(const HeadSizes sizes, const float* left, con
                        [&](float x) { return block_sum(x, scratch); });
     if (threadIdx.x != 0) return;
     const float d = transition ? d_out[head + part] : 0.0F;
-    d_right[head + part] += sum + d;
-    d_left[head + part] += d;
+    if (right[head + part] != -INFINITY) d_right[head + part] += sum + d;
+    if (transition && left[head + part] != -INFINITY) d_left[head + part] += d;
 }
 
 __global__ void carry_elements(const HeadSizes sizes, const float* node, const float* state, const float* d_out,

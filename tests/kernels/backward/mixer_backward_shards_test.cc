@@ -96,12 +96,12 @@ MixerGradientRows sharded_gradients(const MixerCase& c, const std::vector<float>
 TEST_CASE("gradients of a document in shards are those of the whole") {
     for (const TransitionAlgebra algebra : kAlgebras) {
         for (const std::int64_t levels : {0, 15}) {
-            const MixerCase c = testing::random_case({algebra, 2, 1, 6, 5, levels}, 7 * kBlockTokens + 130, 21);
+            const MixerCase c = testing::long_memory_case({algebra, 2, 1, 6, 5, levels}, 5 * kBlockTokens + 130, 21);
             const std::vector<float> d_out = testing::random_d_out(c);
             const MixerGradientRows whole = testing::kernel_gradients(c, d_out);
             const reference::MixerInputs bound = testing::gradient_magnitudes(c, d_out);
             for (const std::vector<std::int64_t>& cuts :
-                 {std::vector<std::int64_t>{0, 1, 3, 8}, std::vector<std::int64_t>{0, 3, 4, 7, 8}}) {
+                 {std::vector<std::int64_t>{0, 1, 3, 6}, std::vector<std::int64_t>{0, 2, 5, 6}}) {
                 const MixerGradientRows parts = sharded_gradients(c, d_out, cuts);
                 for (const testing::NamedField& field : testing::kGradientFields) {
                     const std::vector<float>& want = whole.*field.got;
@@ -112,6 +112,26 @@ TEST_CASE("gradients of a document in shards are those of the whole") {
                 }
             }
         }
+    }
+}
+
+// Whatever the summary's gradient is: dA of the scalar and diagonal algebras goes to every log decay but these.
+TEST_CASE("a summary's gradient gives nothing to log decays of minus infinity") {
+    for (const TransitionAlgebra algebra : kAlgebras) {
+        MixerCase c = testing::random_case({algebra, 2, 1, 3, 2, 15}, 2 * kBlockTokens, 3);
+        for (std::size_t i = 0; i < c.log_decay.size(); i += 3001) c.log_decay[i] = -INFINITY;
+        const std::vector<float> d_summaries(static_cast<std::size_t>(2 * summary_floats(c.shape)), 1.0F);
+        MixerGradientRows out(c);
+        Buffer<float> workspace(mixer_backward_workspace_floats(c.shape, 2, 1));
+        mixer_block_summaries_backward(c.shape, c.rows(0, c.tokens), 2, d_summaries.data(), out.rows(c, 0, c.tokens), 1,
+                                       workspace.data());
+        for (std::size_t i = 0; i < c.log_decay.size(); ++i) {
+            REQUIRE(std::isfinite(out.log_decay[i]));
+            if (std::isinf(c.log_decay[i])) REQUIRE(out.log_decay[i] == 0.0F);
+            if (algebra != TransitionAlgebra::kMatrix && !std::isinf(c.log_decay[i])) REQUIRE(out.log_decay[i] != 0.0F);
+        }
+        CHECK(std::all_of(out.lambda.begin(), out.lambda.end(), [](float x) { return x == 0.0F; }));
+        CHECK(std::all_of(out.q.begin(), out.q.end(), [](float x) { return x == 0.0F; }));
     }
 }
 

@@ -2,7 +2,9 @@
 // bounds on the magnitude of their terms.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -45,7 +47,7 @@ struct NamedField {
     const std::vector<float> MixerGradientRows::*got;
     std::vector<double> reference::MixerInputs::*want;
 };
-inline const std::array<NamedField, 6> kGradientFields = {{
+inline constexpr std::array<NamedField, 6> kGradientFields = {{
     {"q", &MixerGradientRows::q, &reference::MixerInputs::q},
     {"k", &MixerGradientRows::k, &reference::MixerInputs::k},
     {"v", &MixerGradientRows::v, &reference::MixerInputs::v},
@@ -53,6 +55,16 @@ inline const std::array<NamedField, 6> kGradientFields = {{
     {"beta", &MixerGradientRows::beta, &reference::MixerInputs::beta},
     {"lambda", &MixerGradientRows::lambda, &reference::MixerInputs::lambda},
 }};
+
+/// random_case forgets everything within a block; here states are worth something after several, so that what passes
+/// a whole block (dA, and states carried over nodes) has a share in every gradient.
+inline MixerCase long_memory_case(const MixerShape& shape, std::int64_t tokens, std::uint64_t seed) {
+    MixerCase c = random_case(shape, tokens, seed);
+    for (auto* x : {&c.log_decay, &c.beta}) {
+        for (float& value : *x) value *= 1e-3F;
+    }
+    return c;
+}
 
 inline std::vector<float> random_rows(std::int64_t size, std::uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -66,7 +78,8 @@ inline std::vector<float> random_d_out(const MixerCase& c, std::uint64_t seed = 
     return random_rows(c.tokens * c.shape.heads * c.shape.value_dim, seed);
 }
 
-/// By the kernels, the document being one shard; workspace and nothing else starts as NaN.
+/// By the kernels, the document being one shard. The workspace starts as NaN in each step, and nothing past its stated
+/// size may be written.
 inline MixerGradientRows kernel_gradients(const MixerCase& c, const std::vector<float>& d_out, int threads = 1) {
     const std::int64_t blocks = (c.tokens + kBlockTokens - 1) / kBlockTokens;
     const std::int64_t one = summary_floats(c.shape);
@@ -74,18 +87,28 @@ inline MixerGradientRows kernel_gradients(const MixerCase& c, const std::vector<
     Buffer<float> summaries((blocks - 1) * one);
     Buffer<float> d_summaries((blocks - 1) * one);
     std::fill(d_summaries.begin(), d_summaries.end(), 0.0F);
-    Buffer<float> workspace(threads * std::max(mixer_workspace_floats(c.shape, blocks - 1),
-                                               mixer_backward_workspace_floats(c.shape, blocks, blocks - 1)));
-    std::fill(workspace.begin(), workspace.end(), NAN);
+    const std::int64_t forward_floats = threads * mixer_workspace_floats(c.shape, blocks - 1);
+    const std::int64_t floats = threads * mixer_backward_workspace_floats(c.shape, blocks, blocks - 1);
+    constexpr float kGuard = -7.25e33F;
+    Buffer<float> workspace(std::max(forward_floats, floats + 16));
+    const auto poison = [&] {
+        std::fill_n(workspace.data(), floats, NAN);
+        std::fill(workspace.begin() + floats, workspace.end(), kGuard);
+    };
+    const auto require_guard = [&] {
+        REQUIRE(std::all_of(workspace.begin() + floats, workspace.end(), [](float x) { return x == kGuard; }));
+    };
     MixerGradientRows out(c);
     const MixerInputs rows = c.rows(0, c.tokens);
     const MixerGradients gradients = out.rows(c, 0, c.tokens);
     mixer_block_summaries(c.shape, rows, blocks - 1, summaries.data(), threads, workspace.data());
-    std::fill(workspace.begin(), workspace.end(), NAN);
+    poison();
     mixer_outputs_backward(c.shape, rows, 0, {}, summaries.data(), {d_out.data(), c.tokens, columns}, gradients, {},
                            d_summaries.data(), threads, workspace.data());
-    std::fill(workspace.begin(), workspace.end(), NAN);
+    require_guard();
+    poison();
     mixer_block_summaries_backward(c.shape, rows, blocks - 1, d_summaries.data(), gradients, threads, workspace.data());
+    require_guard();
     return out;
 }
 
@@ -95,8 +118,7 @@ inline reference::MixerInputs reference_gradients(const MixerCase& c, const std:
 
 /// Bounds of every gradient, term by term: the reference's with every factor's magnitude. The matrix algebra goes by
 /// the scalar one of the norms, q~ = |q|, k~ = beta |k| (magnitude_inputs): with |I - b k k^T| <= 1,
-///   |dq_c| <= dq~,   dv, dlambda and dg as they are,   |dk_c| <= beta dk~ + 2 beta dg~,   |dbeta| <= |k| dk~ + |k|^2
-///   dg~
+///   |dq_c| <= dq~,   |dk_c| <= beta dk~ + 2 beta dg~,   |dbeta| <= |k| dk~ + |k|^2 dg~,   dv, dlambda, dg as they are
 /// where the parts with dg~ come from A_t: its gradient by k and by beta has the terms beta |dX| |X| of dg.
 inline reference::MixerInputs gradient_magnitudes(const MixerCase& c, const std::vector<float>& d_out) {
     const auto [shape, inputs] = magnitude_inputs(c);

@@ -195,8 +195,31 @@ inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<flo
     return out;
 }
 
+/// |got - want| / |want| over all elements: what a forgotten term would show in, however small it is beside the bound.
+inline double norm_error(const std::vector<float>& got, const std::vector<double>& want) {
+    double error = 0.0;
+    double norm = 1e-60;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    return std::sqrt(error / norm);
+}
+
 /// What a gradient may be off by, in units of 2^-24 of the sum of its terms' magnitudes.
 using GradientBound = double (*)(const MixerShape& shape, Operand operand, const std::string& field);
+
+inline constexpr double kNormBoundFp32 = 64 * 0x1p-24;
+inline constexpr double kNormBoundBf16 = 8 * 0x1p-9;
+
+/// long_memory_case with q, k and v of bf16: states are worth something after several blocks.
+inline MixerCase bf16_long_case(const MixerShape& shape, std::int64_t tokens, std::uint64_t seed) {
+    MixerCase c = testing::long_memory_case(shape, tokens, seed);
+    for (auto* x : {&c.q, &c.k, &c.v}) {
+        for (float& value : *x) value = rounded(Operand::kBf16, value);
+    }
+    return c;
+}
 
 inline std::vector<float> bf16_d_out(const MixerCase& c) {
     std::vector<float> d_out = testing::random_d_out(c);
@@ -220,8 +243,12 @@ inline void check_gradients(const MixerCase& c, GradientBound allowed,
                                  allowed(c.shape, operand, field.name);
             INFO(label(c, operand) << ", gradient of " << field.name);
             CHECK(share <= 1.0);
+            const double norm = norm_error(got.*field.got, want.*field.want);
+            // Roundings of either sign, so that of n terms of a sum about sqrt(n) add up: as a share of the whole they
+            // stay near one rounding of each factor. Gradients that are small beside their terms may lose more.
+            CHECK(norm <= (operand == Operand::kBf16 ? kNormBoundBf16 : kNormBoundFp32));
             char text[64];
-            std::snprintf(text, sizeof(text), " %s %.3f", field.name, share);
+            std::snprintf(text, sizeof(text), " %s %.3f %.0e", field.name, share, norm);
             worst += text;
         }
         std::printf("  %-62s of the bounds:%s\n", label(c, operand).c_str(), worst.c_str());
