@@ -21,8 +21,8 @@
 namespace fenwick::cuda {
 namespace {
 
-/// The rest is for the libraries, and for allocations that do not fit together.
-constexpr double kShareOfFreeMemory = 0.95;
+/// Left free for the libraries, for kernels that are loaded when they are first called, and for the exchange's lists.
+constexpr std::int64_t kReservedBytes = std::int64_t{3} << 29;
 
 void raise(std::int64_t& size, std::int64_t other) {
     size = std::max(size, other);
@@ -68,7 +68,7 @@ void GpuBackprop::make_room(const GpuBatch& batch) {
     slab_ = {};  // before the new one is asked for
     sizes_ = {};
     stream_.synchronize();
-    const auto left = static_cast<std::int64_t>(kShareOfFreeMemory * static_cast<double>(free_device_bytes()));
+    const std::int64_t left = free_device_bytes() - kReservedBytes;
     std::int64_t places = places_that_fit(wanted, left);
     if (options_.most_places > 0) places = std::min(places, options_.most_places);
     if (places < 1 && wanted.pass.layers > 0) {

@@ -32,13 +32,20 @@ void TrainingExchange::end() {
     done_.make_wait(compute_);
 }
 
+std::shared_ptr<SummaryBuffer> TrainingExchange::lend(std::int64_t floats) {
+    std::shared_ptr<SummaryBuffer> memory = pool_.allocate(floats);
+    end();  // new memory is there, and lent memory free again, in the communicator's order
+    return memory;
+}
+
 std::shared_ptr<SummaryBuffer> TrainingExchange::halo(std::int32_t layer, const DocumentRows& document,
                                                       const ConvolutionRows& rows) {
     const std::int64_t element = operand_ == Operand::kBf16 ? 2 : 4;
     const std::int64_t floats = (rows.halo_rows * rows.channels * element + 3) / 4;
-    std::shared_ptr<SummaryBuffer> halo = lend(std::max<std::int64_t>(floats, 1));
+    std::shared_ptr<SummaryBuffer> halo = pool_.allocate(std::max<std::int64_t>(floats, 1));
     if (rows.halo_rows == 0) return halo;
-    const std::shared_ptr<SummaryBuffer> unused = lend(floats);  // rank 0's rows for a next pass, which there is not
+    const std::shared_ptr<SummaryBuffer> unused =
+        pool_.allocate(floats);  // rank 0's rows for a next pass, which there is not
     DeviceHalo call;
     call.own_rows = rows.rows;
     call.own_stride = rows.stride * element;

@@ -29,8 +29,8 @@ public:
     TrainingExchange(DeviceCommunicator& comm, Operand operand, cudaStream_t compute)
         : comm_(comm), operand_(operand), compute_(compute), pool_(comm.stream()) {}
 
-    /// Device memory, used in the compute stream's order.
-    [[nodiscard]] std::shared_ptr<SummaryBuffer> lend(std::int64_t floats) { return pool_.allocate(floats); }
+    /// Device memory for use in the compute stream's order.
+    [[nodiscard]] std::shared_ptr<SummaryBuffer> lend(std::int64_t floats);
 
     /// Collective. The [halo_rows, channels] rows before this rank's of `document`, of the operand type.
     [[nodiscard]] std::shared_ptr<SummaryBuffer> halo(std::int32_t layer, const DocumentRows& document,
