@@ -5,6 +5,7 @@
 
 #include "coordinator/train_config.h"
 #include "parallel/communicator.h"
+#include "worker/pass_runner.h"
 
 namespace fenwick {
 

@@ -11,10 +11,13 @@
 #include "kernels/cuda/convert.h"
 #include "kernels/cuda/gates.h"
 #include "kernels/cuda/norm.h"
-#include "kernels/cuda/operand.h"
 
 namespace fenwick::cuda {
 namespace {
+
+std::int64_t element_bytes(Operand operand) {
+    return operand == Operand::kBf16 ? 2 : 4;
+}
 
 void copy(const void* from, void* to, std::int64_t bytes, cudaStream_t stream) {
     if (bytes == 0) return;
@@ -37,7 +40,7 @@ float* rows_from(float* rows, std::int64_t stride, std::int64_t first) {
 }
 
 const void* rows_from(const void* rows, std::int64_t stride, std::int64_t first, Operand operand) {
-    return static_cast<const unsigned char*>(rows) + first * stride * operand_size(operand);
+    return static_cast<const unsigned char*>(rows) + first * stride * element_bytes(operand);
 }
 
 MixerInputs inputs_of(const MixerInputs& all, const GpuRun& run, Operand operand) {
@@ -159,7 +162,7 @@ void GpuLayerPass::read_out_backward_tile(const GpuLayer& layer, const LayerGrad
                                           std::int64_t first, std::int64_t rows) {
     const std::int64_t hidden = model_.hidden();
     const std::int64_t values = layer.out_proj.inputs;
-    const std::int64_t element = operand_size(operand_);
+    const std::int64_t element = element_bytes(operand_);
     PassMemory memory = memory_from(work(memory_.pass, batch_.rows()), layer, first);
     float* d = memory_.d + first * hidden;
     copy(memory.o, memory_.tile_y, rows * values * element, stream_);

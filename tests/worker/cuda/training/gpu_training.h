@@ -59,9 +59,18 @@ struct Pass {
     std::vector<double> gradients;
 };
 
-inline Pass cpu_pass(const std::filesystem::path& folder, const Documents& documents, float z_loss = 0.0F) {
+/// `changed`: every value is first changed by a random part of itself of at most so much.
+inline Pass cpu_pass(const std::filesystem::path& folder, const Documents& documents, float z_loss = 0.0F,
+                     double changed = 0.0) {
     SelfCommunicator self;
     const std::shared_ptr<Model> model = Model::load_for_training(folder);
+    std::mt19937_64 random(17);
+    std::uniform_real_distribution<double> part(-changed, changed);
+    for (const Parameter& parameter : model->parameters()) {
+        for (std::int64_t i = 0; changed > 0.0 && i < parameter.size; ++i) {
+            parameter.values[i] = static_cast<float>(static_cast<double>(parameter.values[i]) * (1.0 + part(random)));
+        }
+    }
     Gradients gradients(model->parameters());
     Backprop backprop(model, self, 2, {true, z_loss});
     const auto scale = static_cast<float>(1.0 / static_cast<double>(labels_of(documents)));
