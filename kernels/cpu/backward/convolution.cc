@@ -13,7 +13,15 @@
 namespace fenwick {
 namespace {
 
-constexpr std::int64_t kChannelBlock = 64;  // one task walks all rows of these channels
+// Channels of one task, which walks all rows: many, so that a row's are worth a page of their own, but a share for
+// every thread. A channel's values do not depend on its neighbours.
+constexpr std::int64_t kChannelBlock = 256;
+constexpr std::int64_t kLeastChannels = 64;
+
+std::int64_t channels_of_task(std::int64_t channels, int threads) {
+    const std::int64_t share = (channels / std::max(threads, 1) + 15) / 16 * 16;
+    return std::clamp(share, kLeastChannels, kChannelBlock);
+}
 
 using Channels = std::array<float, kChannelBlock>;
 using Window = std::array<const float*, kMaxConvolutionWidth>;
@@ -28,8 +36,8 @@ struct ChannelBlock {
     Channels bias_high{}, bias_low{};
 };
 
-void load_block(const Convolution& convolution, std::int64_t first, ChannelBlock& block) {
-    block.count = std::min(kChannelBlock, convolution.channels - first);
+void load_block(const Convolution& convolution, std::int64_t first, std::int64_t most, ChannelBlock& block) {
+    block.count = std::min(most, convolution.channels - first);
     for (std::int64_t c = 0; c < block.count; ++c) {
         const float* weight = convolution.weight + (first + c) * convolution.width;
         for (std::int64_t w = 0; w < convolution.width; ++w) block.taps[w][c] = weight[w];
@@ -107,10 +115,11 @@ void causal_convolution_backward(const Convolution& convolution, MatrixView<cons
     static constexpr Channels kZeros{};
     const std::int64_t width = convolution.width;
     const std::int64_t before = width - 1;
-    parallel_tasks((convolution.channels + kChannelBlock - 1) / kChannelBlock, threads, [&](std::int64_t task, int) {
-        const std::int64_t first = task * kChannelBlock;
+    const std::int64_t most = channels_of_task(convolution.channels, threads);
+    parallel_tasks((convolution.channels + most - 1) / most, threads, [&](std::int64_t task, int) {
+        const std::int64_t first = task * most;
         ChannelBlock block;
-        load_block(convolution, first, block);
+        load_block(convolution, first, most, block);
         const auto leave = [&](std::int64_t source) {
             if (source >= 0) {
                 leave_row(width, source, x.rows, block, gradients.x.row(source) + first);

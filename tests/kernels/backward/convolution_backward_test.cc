@@ -9,7 +9,7 @@ using namespace fenwick::test;
 
 namespace {
 
-constexpr std::int64_t kChannels = 71;  // one channel block of 64 and an odd rest
+constexpr std::int64_t kChannels = 263;  // a block of 256 and an odd rest, other blocks with more threads
 // dx: 8 taps below 5 times gradients below 5 * 1.1, whose slope errs by the sum before SiLU: 9 eps / 2 * 225 / 2.
 constexpr double kRowBound = 8 * 5 * 5 * (9 * kEps / 2 * 110 + 8 * kEps);
 // Of a weight each term (|d x| below 25, one on average) errs alike; of the sum of n terms the average counts.
