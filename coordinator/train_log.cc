@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <system_error>
 #include <vector>
+
+#include "core/errors.h"
 
 namespace fenwick {
 namespace {
@@ -31,11 +34,20 @@ nlohmann::ordered_json positions_to_json(const ValidationResult& validation) {
     return rows;
 }
 
+const std::filesystem::path& made(const std::filesystem::path& folder) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+        throw UnavailableError(fmt::format("log.folder {}: cannot create: {}", folder.string(), error.message()));
+    }
+    return folder;
+}
+
 }  // namespace
 
 TrainLog::TrainLog(const TrainLogOptions& options)
     : options_(options),
-      metrics_(options.folder / "metrics.jsonl", options.resumed),
+      metrics_(made(options.folder) / "metrics.jsonl", options.resumed),
       events_(options.folder, options.resumed ? std::optional(*options.resumed + 1) : std::nullopt),
       progress_(Progress::choose(options.json)) {
     progress_.begin_work("training", options.steps, "steps", options.resumed.value_or(0));

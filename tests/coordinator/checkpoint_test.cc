@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "parallel/collectives.h"
 #include "parallel/thread_world.h"
 #include "tests/coordinator/support.h"
-#include "worker/training/flat_slice.h"
 #include "worker/training/training_checkpoint.h"
 
 using namespace fenwick;
@@ -34,7 +34,7 @@ fs::path save_model(const fs::path& model, const fs::path& folder, std::int64_t 
     }
     const std::vector<float> zeros(values.size(), 0.0F);
     run_thread_ranks(ranks, [&](Communicator& world) {
-        const FlatSlice slice = slice_of_rank(std::ssize(values), world.size(), world.rank());
+        const Slice slice = slice_of(std::ssize(values), world.size(), world.rank());
         const auto part = [&](const std::vector<float>& all) {
             return std::span(all).subspan(static_cast<std::size_t>(slice.first), static_cast<std::size_t>(slice.size));
         };

@@ -14,7 +14,6 @@
 #include "core/hash.h"
 #include "core/safetensors_writer.h"
 #include "parallel/collectives.h"
-#include "worker/training/flat_slice.h"
 #include "worker/training/training_checkpoint.h"
 
 namespace fenwick {
@@ -36,7 +35,7 @@ void set_error(ShardReport& report, const std::exception& error) {
     std::copy_n(what.begin(), size, report.error.begin());
 }
 
-CheckpointShard write_shard(const fs::path& folder, FlatSlice slice, int rank, int world, const CheckpointSlice& own) {
+CheckpointShard write_shard(const fs::path& folder, Slice slice, int rank, int world, const CheckpointSlice& own) {
     const std::string name = shard_name(rank, world);
     SafetensorsWriter writer;
     writer.add("values", {slice.size}, own.values);
@@ -72,7 +71,7 @@ void commit(const fs::path& folder, const CheckpointHead& head, std::span<const 
         if (report.error.front() != '\0') {
             throw UnavailableError(fmt::format("rank {} of {}: {}", rank, world, report.error.data()));
         }
-        const FlatSlice slice = slice_of_rank(total, world, rank);
+        const Slice slice = slice_of(total, world, rank);
         CheckpointShard shard{shard_name(rank, world), slice.first, slice.size, report.bytes,
                               std::string(report.hash.data(), report.hash.size())};
         std::error_code error;
@@ -88,7 +87,7 @@ void commit(const fs::path& folder, const CheckpointHead& head, std::span<const 
     commit_checkpoint(folder, head.step);
 }
 
-void check_slice(const FlatSlice& slice, const CheckpointSlice& own) {
+void check_slice(const Slice& slice, const CheckpointSlice& own) {
     for (const std::span<const float> part : {own.values, own.exp_avg, own.exp_avg_sq}) {
         if (std::ssize(part) != slice.size) {
             throw InternalError(fmt::format("checkpoint: a slice of {} elements, found {}", slice.size, part.size()));
@@ -100,7 +99,7 @@ void check_slice(const FlatSlice& slice, const CheckpointSlice& own) {
 
 fs::path write_training_checkpoint(Communicator& world, const fs::path& folder, const CheckpointHead& head,
                                    const CheckpointSlice& own, int keep) {
-    const FlatSlice slice = slice_of_rank(total_elements(head.table), world.size(), world.rank());
+    const Slice slice = slice_of(total_elements(head.table), world.size(), world.rank());
     check_slice(slice, own);
     ShardReport verdict;
     if (world.rank() == 0) {
@@ -146,7 +145,7 @@ fs::path reshard_checkpoint(const TrainingCheckpoint& from, int ranks, const fs:
     try {
         std::vector<CheckpointShard> shards;
         for (int rank = 0; rank < ranks; ++rank) {
-            const FlatSlice slice = slice_of_rank(from.total(), ranks, rank);
+            const Slice slice = slice_of(from.total(), ranks, rank);
             const auto size = static_cast<std::size_t>(slice.size);
             std::vector<float> values(size);
             std::vector<float> exp_avg(size);

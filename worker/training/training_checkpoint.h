@@ -24,7 +24,7 @@
 
 namespace fenwick {
 
-/// This rank's part of the flat vectors: all three of slice_of_rank(total, world, rank).size (flat_slice.h).
+/// This rank's part of the flat vectors: all three of slice_of(total, world, rank).size (parallel/collectives.h).
 struct CheckpointSlice {
     std::span<const float> values;
     std::span<const float> exp_avg;

@@ -17,11 +17,11 @@
 
 #include "core/errors.h"
 #include "core/hash.h"
+#include "parallel/collectives.h"
 #include "parallel/self_communicator.h"
 #include "parallel/thread_world.h"
 #include "tests/core/file_size_limit.h"
 #include "tests/core/temporary_folder.h"
-#include "worker/training/flat_slice.h"
 
 namespace fenwick {
 namespace {
@@ -52,7 +52,7 @@ struct Training {
     }
     [[nodiscard]] std::int64_t total() const { return std::ssize(vectors[0]); }
     [[nodiscard]] CheckpointSlice slice(int world, int rank) const {
-        const FlatSlice own = slice_of_rank(total(), world, rank);
+        const Slice own = slice_of(total(), world, rank);
         const auto part = [&](const std::vector<float>& all) {
             return std::span(all).subspan(static_cast<std::size_t>(own.first), static_cast<std::size_t>(own.size));
         };
@@ -73,7 +73,7 @@ struct Training {
 
 void require_same(const TrainingCheckpoint& found, const Training& expected, int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
-        const FlatSlice slice = slice_of_rank(expected.total(), ranks, rank);
+        const Slice slice = slice_of(expected.total(), ranks, rank);
         std::array<std::vector<float>, 3> read;
         for (auto& vector : read) vector.resize(static_cast<std::size_t>(slice.size));
         found.read(slice.first, read[0], read[1], read[2]);
@@ -123,7 +123,7 @@ TEST_CASE("slices cover the flat vector in rank order") {
         for (const int world : {1, 2, 3, 8, 40}) {
             std::int64_t next = 0;
             for (int rank = 0; rank < world; ++rank) {
-                const FlatSlice slice = slice_of_rank(total, world, rank);
+                const Slice slice = slice_of(total, world, rank);
                 CHECK(slice.first == next);
                 CHECK(slice.size >= 0);
                 next += slice.size;
