@@ -63,7 +63,7 @@ std::shared_ptr<Model> Model::load_for_training(const std::filesystem::path& fol
     const ConfigReader config = ConfigReader::open(folder / "config.json");
     const Family& family = find_family(config.require_string("model_type"), config.source());
     require_absent(config, "attnres_block_size", "attention residuals");
-    const std::shared_ptr<Model> model(new Model());
+    std::shared_ptr<Model> model(new Model());
     model->family_ = family.name;
     model->vocab_size_ = config.require_int("vocab_size");
     model->hidden_ = config.require_int("hidden_size");

@@ -21,6 +21,7 @@
 #include "parallel/self_communicator.h"
 #include "tests/bench/bench_options.h"
 #include "tests/kernels/mixer_inputs.h"
+#include "worker/training/backprop.h"
 
 namespace fenwick {
 namespace {
@@ -83,6 +84,32 @@ void bench_mixers(int threads, double sgemm) {
     }
 }
 
+// One document's loss and gradients, with every layer formed again: four times the forward's operations.
+void bench_training(const std::shared_ptr<Model>& model, std::int64_t tokens, int threads, double sgemm) {
+    fmt::print("\n{:<44} {:>10} {:>10} {:>9} {:>9} {:>12}\n", "the same, training (GFLOP/s: 3 forwards)", "tokens",
+               "seconds", "GFLOP/s", "of sgemm", "us a token");
+    TrainingDocument document;
+    document.plan = make_shard_plan(0, tokens, 1);
+    document.tokens = testing::random_ids(tokens, 256, 1);
+    document.targets = testing::random_ids(tokens, 256, 2);
+    SelfCommunicator self;
+    Gradients gradients(model->parameters());
+    for (const bool recompute : {true, false}) {
+        Backprop backprop(model, self, threads, {.recompute = recompute});
+        const double seconds = median_seconds(3, [&] {
+            (void)backprop.run({&document, 1}, 1.0F / static_cast<float>(tokens), gradients);
+        });
+        double flops = model->head_flops_per_token();
+        for (const LayerCost& layer : model->layer_costs()) {
+            flops += layer.flops_per_token + layer.flops_per_token_and_level * mean_entering(tokens);
+        }
+        const double rate = 3.0 * flops * static_cast<double>(tokens) / seconds;
+        fmt::print("{:<44} {:>10} {:>10.2f} {:>9.1f} {:>8.0f}% {:>12.2f}\n",
+                   recompute ? "layers formed again" : "projected rows kept", tokens, seconds, rate / 1e9,
+                   100 * rate / sgemm, 1e6 * seconds / static_cast<double>(tokens));
+    }
+}
+
 void bench_model(const std::shared_ptr<const Model>& model, const std::vector<std::int64_t>& lengths, int threads,
                  double sgemm) {
     fmt::print("\n{:<44} {:>10} {:>10} {:>9} {:>9} {:>12}\n",
@@ -117,6 +144,8 @@ int run(int argc, char** argv) {
     CLI::App app("Benchmarks of the mixers and of a whole model on the CPU, beside sgemm in the same run");
     testing::add_model_options(app, options, lengths);
     app.add_option("--threads", threads, "threads");
+    bool mixers = true;
+    app.add_flag("--mixers,!--no-mixers", mixers, "the mixers alone, too");
     CLI11_PARSE(app, argc, argv);
 
     initialise_blas();
@@ -125,8 +154,10 @@ int run(int argc, char** argv) {
     write_random_model(options);
     const double sgemm = sgemm_rate(threads);
     fmt::print("{} threads; sgemm 1,024^3, one product a thread: {:.1f} GFLOP/s\n", threads, sgemm / 1e9);
-    bench_mixers(threads, sgemm);
+    if (mixers) bench_mixers(threads, sgemm);
     bench_model(Model::load(options.output), lengths, threads, sgemm);
+    bench_training(Model::load_for_training(options.output), std::min<std::int64_t>(lengths.front(), 16384), threads,
+                   sgemm);
     fmt::print("\nsgemm once more: {:.1f} GFLOP/s\n", sgemm_rate(threads) / 1e9);
     return 0;
 }

@@ -98,6 +98,7 @@ TEST_CASE("groups of a world work on documents of their own") {
                                              random_document(2 * kBlockTokens, 32)};
     const BatchResult want = run_batch(model, documents);
     std::vector<Gradients> of_rank;
+    of_rank.reserve(4);
     const std::vector<Parameter> parameters = model->parameters();
     for (int rank = 0; rank < 4; ++rank) of_rank.emplace_back(parameters);
     std::vector<StepLoss> losses(4);

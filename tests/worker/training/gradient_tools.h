@@ -22,7 +22,7 @@ inline constexpr std::int32_t kTinyVocab = 37;
 /// zeros), decays from slow to fast; `edit` may change it further.
 inline std::filesystem::path make_tiny(const TemporaryModels& models, const std::string& family,
                                        const std::string& name = "", const ModelEdit& edit = nullptr) {
-    const std::filesystem::path folder = models.root() / ("tiny-" + family + name);
+    std::filesystem::path folder = models.root() / ("tiny-" + family + name);
     if (std::filesystem::exists(folder)) return folder;
     RandomModelOptions options;
     options.family = family;
@@ -98,6 +98,7 @@ inline BatchResult run_batch(const std::shared_ptr<Model>& model, const std::vec
                              const RunOptions& options = {}) {
     const std::vector<Parameter> parameters = model->parameters();
     std::vector<Gradients> of_rank;
+    of_rank.reserve(static_cast<std::size_t>(options.ranks));
     std::vector<StepLoss> losses(static_cast<std::size_t>(options.ranks));
     for (int rank = 0; rank < options.ranks; ++rank) of_rank.emplace_back(parameters);
     run_thread_ranks(options.ranks, [&](Communicator& comm) {
