@@ -37,12 +37,10 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
     const std::int64_t key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
     const std::int64_t value_column = static_cast<std::int64_t>(c.head) * m.value_dim;
 
-    // Element (r, column), (r, column + 1) of a thread's place i (even) in an own-columns sum.
-    const auto own_row = [&](int i) { return row + (i & 2) * 4; };
-    const auto own_column = [&](int i) { return own_first + i / 4 * 8 + lane % 4 * 2; };
-    const auto pair_at = [&](int tile, int r, int column) {
-        return reinterpret_cast<std::uint32_t*>(aligned + tile + tile_offset(r, column / 8) + column % 8 * 2);
-    };
+    const OwnPlaces<kKeyDim> places{aligned, t};
+    const auto own_row = [&](int i) { return places.row(i); };
+    const auto own_column = [&](int i) { return places.column(i); };
+    const auto pair_at = [&](int tile, int r, int column) { return places.pair(tile, r, column); };
     const auto copy = [&](int to, const __nv_bfloat16* from, int bytes) {
         copy_pieces<C::kThreads>(start + to, from, bytes, t);
     };
@@ -51,12 +49,7 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
                                   static_cast<const __nv_bfloat16*>(all) + c.first * stride + value_column + tile * 64,
                                   stride, c.rows, (m.value_dim - tile * 64) / 8, t);
     };
-    const auto ready = [&] {
-        copy_async_wait<0>();
-        fence_for_wgmma();
-        __syncthreads();
-    };
-    const auto written = [&] {  // by ordinary stores
+    const auto written = [&] {  // makes copies that have come and ordinary stores visible to all
         fence_for_wgmma();
         __syncthreads();
     };
@@ -74,41 +67,30 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
     copy_async_commit();
     fill_shared<kKeyDim, kSummaries>(m, c, shared, t);
     const int count = shared.count;
-    ready();
-
-    {  // S and N
-        float qk[kOwn / 2] = {};
-        float kk[kOwn / 2] = {};
-#pragma unroll
-        for (int i = 0; i < kPanels; ++i) {
-            const std::uint32_t keys = start + C::kK + i * kPanelBytes;
-            multiply_tiles<kOwn, kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, own_first, warp, lane);
-            multiply_tiles<kOwn, kColumns, false>(kk, keys, keys, own_first, warp, lane);
-        }
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            const int r = own_row(i);
-            const int column = own_column(i);
-            const float d0 = pair_decay(shared, r, column);
-            const float d1 = pair_decay(shared, r, column + 1);
-            *pair_at(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
-            *pair_at(C::kN, r, column) =
-                pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
-        }
-        written();
-        if constexpr (!kSummaries) {  // P
-            float p[kOwn / 2] = {};
-            multiply_tiles<kOwn, kDepth, false>(p, start + C::kS, start + C::kT, own_first, warp, lane);
-#pragma unroll
-            for (int i = 0; i < kOwn / 2; i += 2) {
-                const int r = own_row(i);
-                const int column = own_column(i);
-                *pair_at(C::kP, r, column) = pack_bf16(p[i], p[i + 1]);
-                *pair_at(C::kWeighed, r, column) =
-                    pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
+    // The states of walks and tiles come one ahead; walk `ahead` of tile `ahead_tile` is the next to be fetched.
+    int ahead = -1;
+    int ahead_tile = 0;
+    const auto fetch_ahead = [&] {
+        if (count > 0) {
+            do {
+                if (++ahead == count) {
+                    ahead = 0;
+                    ++ahead_tile;
+                }
+            } while (ahead_tile < m.walk_tiles && ahead_tile >= shared.walks[ahead].tiles);
+            if (ahead_tile < m.walk_tiles) {
+                const std::int64_t place = walk_place(m, number, shared.numbers[ahead], c.head, ahead_tile);
+                copy(C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
+                copy(C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
             }
         }
-    }
+        copy_async_commit();
+    };
+    fetch_ahead();
+    copy_async_wait<1>();
+    written();
+
+    form_scores<kKeyDim, kSummaries>(shared, places, start);
 
     float d_reads[32] = {};       // dQ~, columns [64 panel, + 64)
     float d_removes[32] = {};     // dW
@@ -128,12 +110,11 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             const MatrixWalk& walk = shared.walks[e];
             if (tile >= walk.tiles) continue;
             const std::int64_t place = walk_place(m, number, shared.numbers[e], c.head, tile);
-            copy(C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
-            copy(C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
             copy(C::kValues, m.values + place * kChunk * kChunk, kPanelBytes);
             copy(C::kDValues, m.d_values + place * kChunk * kChunk, kPanelBytes);
             copy_async_commit();
-            ready();
+            copy_async_wait<0>();
+            written();
             const std::uint32_t x = start + C::kX + panel * kPanelBytes;
             if (!kSummaries && walk.reads_at(c.chunk)) {
                 float part[32];
@@ -174,14 +155,18 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
                 }
             }
             __syncthreads();
+            fetch_ahead();
         }
         if (!has_values) continue;
-        copy_async_commit();
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             *pair_at(C::kValues, own_row(i), own_column(i)) = pack_bf16(d_written[i], d_written[i + 1]);
         }
-        ready();
+        if (count == 0) {  // else v and dO came with the first walk's tiles
+            copy_async_commit();
+            copy_async_wait<0>();
+        }
+        written();
         multiply_tiles<kOwn, kColumns, false>(solved, start + C::kValues, start + C::kV, own_first, warp, lane);
         float d_v[kOwn / 2] = {};
         multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, start + C::kValues, own_first, warp, lane);

@@ -64,6 +64,63 @@ __device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels>& shared
     return column <= row ? shared.lambda[level * kChunk + row] : 0.0F;
 }
 
+/// Places of a warp's share of a 64 x 64 product: 16 rows, 64 / panels columns. Place i (even) of its sums has elements
+/// (row, column) and (row, column + 1).
+template <int kKeyDim>
+struct OwnPlaces {
+    char* tiles;
+    int t;
+    static constexpr int kOwn = 64 * 64 / kKeyDim;
+    __device__ __forceinline__ int row(int i) const { return t / 32 % 4 * 16 + t % 32 / 4 + (i & 2) * 4; }
+    __device__ __forceinline__ int column(int i) const { return t / 128 * kOwn + i / 4 * 8 + t % 4 * 2; }
+    /// Two neighbouring elements of a tile.
+    __device__ __forceinline__ std::uint32_t* pair(int tile, int r, int column) const {
+        return reinterpret_cast<std::uint32_t*>(tiles + tile + tile_offset(r, column / 8) + column % 8 * 2);
+    }
+};
+
+/// S and N, then P and P * Lambda as tiles; the last two are there after another barrier. All threads.
+template <int kKeyDim, bool kSummaries>
+__device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64>& shared, const OwnPlaces<kKeyDim>& places,
+                                            std::uint32_t start) {
+    using C = MatrixTiles<kKeyDim>;
+    constexpr int kOwn = OwnPlaces<kKeyDim>::kOwn;
+    const int lane = places.t % 32;
+    const int warp = places.t / 32 % 4;
+    const int first = places.t / 128 * kOwn;
+    float qk[kOwn / 2] = {};
+    float kk[kOwn / 2] = {};
+#pragma unroll
+    for (int i = 0; i < C::kPanels; ++i) {
+        const std::uint32_t keys = start + C::kK + i * kPanelBytes;
+        multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
+        multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 2) {
+        const int r = places.row(i);
+        const int column = places.column(i);
+        const float d0 = pair_decay(shared, r, column);
+        const float d1 = pair_decay(shared, r, column + 1);
+        *places.pair(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
+        *places.pair(C::kN, r, column) =
+            pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
+    }
+    __syncthreads();
+    if constexpr (!kSummaries) {
+        float p[kOwn / 2] = {};
+        multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = places.row(i);
+            const int column = places.column(i);
+            *places.pair(C::kP, r, column) = pack_bf16(p[i], p[i + 1]);
+            *places.pair(C::kWeighed, r, column) =
+                pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
+        }
+    }
+}
+
 /// The walks that take the chunk, decays and lambda. All threads; `count` may be read, the rest after another barrier.
 template <int kKeyDim, bool kSummaries>
 __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
@@ -91,18 +148,19 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
     for (int i = t; i < kKeyDim / 64 * count * kChunk; i += kThreads) {
         shared.dots[i / (count * kChunk)][i % (count * kChunk)] = 0.0F;
     }
-    if constexpr (kSummaries) return;
-    const MixerInputs& in = m.call.inputs;
-    for (int i = t; i < (kOwnLevels + count) * kChunk; i += kThreads) {
-        const int entry = i / kChunk;
-        const int r = i % kChunk;
-        const int level = entry < kOwnLevels ? min(entry, m.levels - 1) : shared.walks[entry - kOwnLevels].level;
-        float x = m.linear ? 1.0F : 0.0F;
-        if (!m.linear && r < c.rows) {
-            x = __ldg(in.lambda + (c.first + r) * in.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
-                      level);
+    if constexpr (!kSummaries) {
+        const MixerInputs& in = m.call.inputs;
+        for (int i = t; i < (kOwnLevels + count) * kChunk; i += kThreads) {
+            const int entry = i / kChunk;
+            const int r = i % kChunk;
+            const int level = entry < kOwnLevels ? min(entry, m.levels - 1) : shared.walks[entry - kOwnLevels].level;
+            float x = m.linear ? 1.0F : 0.0F;
+            if (!m.linear && r < c.rows) {
+                x = __ldg(in.lambda + (c.first + r) * in.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
+                          level);
+            }
+            shared.lambda[i] = x;
         }
-        shared.lambda[i] = x;
     }
 }
 

@@ -174,12 +174,14 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
         product_done(state);
         __syncthreads();  // the stage and the tiles have been read
     }
-    if (!kBack || walk.d_first == nullptr) return;
+    if constexpr (kBack) {
+        if (walk.d_first == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        const int r = 64 * panel + row + (i & 2) * 4;
-        const int column = tile * 64 + i / 4 * 8 + lane % 4 * 2 + (i & 1);
-        if (column < walk.columns) walk.d_first[r * walk.columns + column] = state[i];
+        for (int i = 0; i < 32; ++i) {
+            const int r = 64 * panel + row + (i & 2) * 4;
+            const int column = tile * 64 + i / 4 * 8 + lane % 4 * 2 + (i & 1);
+            if (column < walk.columns) walk.d_first[r * walk.columns + column] = state[i];
+        }
     }
 }
 

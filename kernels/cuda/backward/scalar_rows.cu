@@ -83,19 +83,20 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             const int end = shared.end[t - kChunk - 1];
             in.node[t - kChunk - 1] = end == 0 ? 0.0 : cumulative[end - 1];
         }
-        if (kSummaries) return;
-        const float* lambda =
-            s.call.inputs.lambda + first * s.call.inputs.lambda_stride + static_cast<std::int64_t>(head) * s.levels;
-        for (int i = t; i < (kOwnLevels + reads) * kChunk; i += C::kThreads) {
-            // Neighbouring threads: neighbouring levels of a row.
-            const int entry = i % (kOwnLevels + reads);
-            const int r = i / (kOwnLevels + reads);
-            float x = s.linear ? 1.0F : 0.0F;
-            if (!s.linear && r < rows) {
-                const int level = entry < kOwnLevels ? min(entry, s.levels - 1) : shared.level[entry - kOwnLevels];
-                x = __ldg(lambda + r * s.call.inputs.lambda_stride + level);
+        if constexpr (!kSummaries) {
+            const float* lambda =
+                s.call.inputs.lambda + first * s.call.inputs.lambda_stride + static_cast<std::int64_t>(head) * s.levels;
+            for (int i = t; i < (kOwnLevels + reads) * kChunk; i += C::kThreads) {
+                // Neighbouring threads: neighbouring levels of a row.
+                const int entry = i % (kOwnLevels + reads);
+                const int r = i / (kOwnLevels + reads);
+                float x = s.linear ? 1.0F : 0.0F;
+                if (!s.linear && r < rows) {
+                    const int level = entry < kOwnLevels ? min(entry, s.levels - 1) : shared.level[entry - kOwnLevels];
+                    x = __ldg(lambda + r * s.call.inputs.lambda_stride + level);
+                }
+                in.lambda[entry * kChunk + r] = x;
             }
-            in.lambda[entry * kChunk + r] = x;
         }
     };
     load_inputs(0);
