@@ -34,6 +34,7 @@ namespace {
 
 struct Settings {
     RandomModelOptions model;
+    std::filesystem::path folder;  ///< of a model; empty: a random one is made
     std::vector<std::int64_t> lengths{131072};
     std::int64_t documents = 1;
     int runs = 3;
@@ -49,7 +50,7 @@ struct Settings {
 std::vector<TrainingDocument> make_documents(const Settings& settings, const Model& model, std::int64_t tokens,
                                              const Communicator& group) {
     std::vector<TrainingDocument> documents;
-    const auto vocab = static_cast<std::int32_t>(settings.model.vocab_size);
+    const auto vocab = static_cast<std::int32_t>(model.vocab_size());
     for (std::int64_t i = 0; i < settings.documents; ++i) {
         Sequence sequence;
         sequence.tokens = testing::random_ids(tokens / settings.documents, vocab, static_cast<std::uint64_t>(i));
@@ -74,25 +75,33 @@ double median(std::vector<double> seconds) {
     return seconds[seconds.size() / 2];
 }
 
-/// Collective. Seconds of forward and backward, for each length.
-std::vector<double> bench(const Settings& settings, const std::filesystem::path& folder, Communicator& world) {
+struct Result {
+    double seconds = 0.0;  ///< of forward and backward
+    double loss = 0.0;     ///< of the first run, nats a token
+    double norm = 0.0;     ///< of its gradients
+};
+
+/// Collective. One result for each length.
+std::vector<Result> bench(const Settings& settings, const std::filesystem::path& folder, Communicator& world) {
     const std::shared_ptr<Model> model = Model::load_for_training(folder);
     const TrainingRanks ranks(world, world.size());
     const std::int64_t free_before = cuda::free_device_bytes();
     cuda::GpuEngine engine(model, world, ranks, settings.operand(), join(world), {});
-    std::vector<double> all;
+    std::vector<Result> all;
     std::int64_t update = 0;
     for (const std::int64_t tokens : settings.lengths) {
         const std::vector<TrainingDocument> documents = make_documents(settings, *model, tokens, world);
         const float scale = 1.0F / static_cast<float>(tokens);
         StepLoss loss;
+        Result result;
+        double norm = 0.0;
         const auto gradients = [&] {
             engine.zero_gradients();
             loss = engine.run(documents, scale);
             barrier(world);
         };
         const auto step = [&] {
-            const double norm = engine.reduce();
+            norm = engine.reduce();
             engine.step({1e-4, 0.9, 0.95, 1e-8, 0.1}, ++update, static_cast<float>(std::min(1.0, 1.0 / norm)));
             (void)engine.first_not_finite_gradient();  // waits for the device
             barrier(world);
@@ -102,24 +111,28 @@ std::vector<double> bench(const Settings& settings, const std::filesystem::path&
         for (int run = -1; run < settings.runs; ++run) {  // the first one plans and warms up
             const double pass = testing::seconds_of(gradients);
             const double update_seconds = testing::seconds_of(step);
-            if (run < 0) continue;
+            if (run < 0) {
+                result.loss = loss.nll_sum;
+                all_sum(world, std::span(&result.loss, 1));
+                result.loss /= static_cast<double>(tokens);
+                result.norm = norm;
+                continue;
+            }
             pass_seconds.push_back(pass);
             step_seconds.push_back(update_seconds);
         }
-        double nll = loss.nll_sum;
-        all_sum(world, std::span(&nll, 1));
-        all.push_back(median(pass_seconds));
+        result.seconds = median(pass_seconds);
+        all.push_back(result);
         if (world.rank() != 0) continue;
         const double flops =
             3.0 * static_cast<double>(settings.documents) * forward_flops(*model, tokens / settings.documents);
         fmt::print(
             "{:>3} GPU {:>9} tokens {:>9.4f} s {:>10.0f} tokens/s, MFU {:>5.1f} %, step {:.4f} s, {} inputs kept, "
             "{:.2f} GiB, loss {:.4f}\n",
-            world.size(), tokens, all.back(), static_cast<double>(tokens) / all.back(),
-            100.0 * flops / all.back() / (1e12 * settings.peak_tflops * world.size()), median(step_seconds),
+            world.size(), tokens, result.seconds, static_cast<double>(tokens) / result.seconds,
+            100.0 * flops / result.seconds / (1e12 * settings.peak_tflops * world.size()), median(step_seconds),
             engine.backprop().places(),
-            static_cast<double>(free_before - cuda::free_device_bytes()) / (std::int64_t{1} << 30),
-            nll / static_cast<double>(tokens));
+            static_cast<double>(free_before - cuda::free_device_bytes()) / (std::int64_t{1} << 30), result.loss);
         std::fflush(stdout);
     }
     return all;
@@ -140,17 +153,27 @@ void print_plans(const Settings& settings, const std::filesystem::path& folder, 
 
 void bench_world(const Settings& settings, const std::filesystem::path& folder, Communicator& world) {
     if (world.rank() == 0) print_plans(settings, folder, world.size());
-    std::vector<double> alone;
+    std::vector<Result> alone;
     SelfCommunicator self;
     if (world.rank() == 0) alone = bench(settings, folder, self);
     barrier(world);
     if (world.size() == 1) return;
-    const std::vector<double> together = bench(settings, folder, world);
+    const std::vector<Result> together = bench(settings, folder, world);
     if (world.rank() != 0) return;
     for (std::size_t i = 0; i < alone.size(); ++i) {
-        fmt::print("{} tokens: {} GPUs are {:.3f}x of one\n", settings.lengths[i], world.size(),
-                   alone[i] / together[i]);
+        const auto apart = [](double a, double b) { return std::fabs(a - b) / std::fabs(b); };
+        fmt::print("{} tokens: {} GPUs are {:.3f}x of one; loss differs by {:.1e}, norm of the gradients by {:.1e}\n",
+                   settings.lengths[i], world.size(), alone[i].seconds / together[i].seconds,
+                   apart(together[i].loss, alone[i].loss), apart(together[i].norm, alone[i].norm));
     }
+}
+
+std::filesystem::path folder_of(const Settings& settings, const testing::TemporaryModels& models) {
+    if (!settings.folder.empty()) return settings.folder;
+    RandomModelOptions options = settings.model;
+    options.output = models.root() / "bench";
+    write_random_model(options);
+    return options.output;
 }
 
 int run(int argc, char** argv) {
@@ -164,6 +187,7 @@ int run(int argc, char** argv) {
     options.vocab_size = 32000;
     CLI::App app("Benchmark of training a whole model on the GPU");
     testing::add_model_options(app, options, settings.lengths);
+    app.add_option("--model", settings.folder, "folder of a model, instead of a random one of the sizes above");
     app.add_option("--levels", options.levels, "levels of lambda");
     app.add_option("--documents", settings.documents, "documents that the tokens are cut into")
         ->check(CLI::Range(1, 1 << 20));
@@ -186,21 +210,17 @@ int run(int argc, char** argv) {
         FENWICK_CUDA_CHECK(cudaSetDevice(device));
         const MpiMonitor monitor(world, std::chrono::seconds(120));
         const testing::TemporaryModels models;
-        options.output = models.root() / "bench";
-        write_random_model(options);
         try {
-            bench_world(settings, options.output, world);
+            bench_world(settings, folder_of(settings, models), world);
         } catch (const std::exception& error) {
             world.abort(error.what(), ExitCode::kInternal);
         }
         return 0;
     }
     const testing::TemporaryModels models;
-    options.output = models.root() / "bench";
-    write_random_model(options);
     SelfCommunicator self;
     if (settings.plan_only) {
-        print_plans(settings, options.output, 1);
+        print_plans(settings, folder_of(settings, models), 1);
         return 0;
     }
     const cuda::DeviceReport report = cuda::probe_devices(false);
@@ -210,7 +230,7 @@ int run(int argc, char** argv) {
         return 77;
     }
     fmt::print("on {}\n", device->name);
-    bench_world(settings, options.output, self);
+    bench_world(settings, folder_of(settings, models), self);
     return 0;
 }
 
