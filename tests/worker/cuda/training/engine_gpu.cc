@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "tests/worker/cuda/training/gpu_training.h"
-#include "tests/worker/training/edited_models.h"
 
 using namespace fenwick;
 using namespace fenwick::testing;
@@ -99,7 +98,7 @@ void check_steps(const Steps& got, const Steps& want, double tolerance) {
 TEST_CASE("training steps on the GPU are the CPU's") {
     const TemporaryModels models;
     for (const char* family : kFamilies) {
-        const std::filesystem::path folder = models.make(family);
+        const std::filesystem::path folder = make_smooth(models, family);
         INFO(family);
         const Steps want = cpu_steps(folder);
         REQUIRE(want.losses.back() < want.losses.front());
@@ -114,7 +113,7 @@ TEST_CASE("training steps on the GPU are the CPU's") {
 
 TEST_CASE("training steps on the GPU hardly depend on the world, and have the same bits on the same one") {
     const TemporaryModels models;
-    const std::filesystem::path folder = models.make("log_linear_mamba2");
+    const std::filesystem::path folder = make_smooth(models, "log_linear_mamba2");
     const Steps want = gpu_steps(folder, 1, 1, Operand::kFp32);
     struct World {
         int ranks, sequence;
@@ -133,7 +132,7 @@ TEST_CASE("losses of a training engine on the GPU are the CPU's") {
     const TemporaryModels models;
     const Documents documents = random_documents({300, 5, 64, 1});
     for (const char* family : kFamilies) {
-        const std::filesystem::path folder = models.make(family);
+        const std::filesystem::path folder = make_smooth(models, family);
         SelfCommunicator self;
         const TrainingRanks training(self, 1);
         const std::vector<TrainingDocument> parts = parts_of(documents, self);
@@ -155,7 +154,7 @@ TEST_CASE("losses of a training engine on the GPU are the CPU's") {
 
 TEST_CASE("a GPU engine says where numbers stop being finite") {
     const TemporaryModels models;
-    const std::filesystem::path folder = models.make("log_linear_mamba2");
+    const std::filesystem::path folder = make_smooth(models, "log_linear_mamba2");
     const std::filesystem::path bad = models.root() / "bad";
     edit_model(folder, bad, [](ModelTensors& tensors, nlohmann::json&) {
         tensors.at("backbone.layers.1.mixer.out_proj.weight").values[3] = std::numeric_limits<float>::infinity();

@@ -15,11 +15,22 @@
 #include "parallel/thread_world.h"
 #include "tests/parallel/cuda/staged_device.h"
 #include "tests/worker/small_models.h"
+#include "tests/worker/training/edited_models.h"
 #include "worker/cuda/training/gpu_engine.h"
 #include "worker/training/cpu_engine.h"
 #include "worker/training/training_data.h"
 
 namespace fenwick::testing {
+
+/// A small model whose norms are no steps (tests/worker/training/finite_differences_test.cc says why): gradients that
+/// rounding does not tear apart. `wide`: of sizes that the matrix units take.
+inline std::filesystem::path make_smooth(const TemporaryModels& models, const std::string& family, bool wide = false) {
+    const std::filesystem::path folder = models.root() / ((wide ? "smooth_wide_" : "smooth_") + family);
+    if (std::filesystem::exists(folder)) return folder;
+    edit_model(wide ? models.make_wide(family) : models.make(family), folder,
+               [](ModelTensors&, nlohmann::json& config) { config["norm_eps"] = 0.01; });
+    return folder;
+}
 
 using Documents = std::vector<std::vector<std::int32_t>>;
 

@@ -23,8 +23,8 @@ struct Tolerance {
     double worst = 0.0;
 };
 
-/// Some layers multiply what rounding does (the L2 norm of small keys), so the bound is made of what rounding the
-/// parameters alone does to the CPU's gradients, by 2^-24 or bf16's 2^-9: stored activations are rounded as well, some
+/// Layers multiply what rounding does (norms of small rows), so the bound is made of what rounding the parameters
+/// alone does to the CPU's gradients, by 2^-24 or bf16's 2^-9: stored activations are rounded as well, some
 /// 30 times a layer, independently, of which most reach a gradient only weakly. Never below 1e-5 and 1e-4: the CPU's
 /// own sums in fp32.
 Tolerance tolerance_of(const std::filesystem::path& folder, const Documents& documents, Operand operand) {
@@ -49,6 +49,23 @@ void check_against_cpu(const std::filesystem::path& folder, const Documents& doc
     CHECK(error.worst <= tolerance.worst);
 }
 
+void check_ranks(const char* family, const std::vector<std::int64_t>& lengths, const std::vector<int>& worlds) {
+    const TemporaryModels models;
+    const std::filesystem::path folder = make_smooth(models, family);
+    const Documents documents = random_documents(lengths);
+    const Pass want = gpu_pass(folder, documents, Operand::kFp32);
+    const Tolerance tolerance = tolerance_of(folder, documents, Operand::kFp32);
+    for (const int ranks : worlds) {
+        const Pass got = gpu_pass(folder, documents, Operand::kFp32, ranks);
+        const GradientError error = gradient_error(folder, got, want);
+        WARN(family << ", " << ranks << " ranks: gradients off by " << error.all << ", worst " << error.name << " by "
+                    << error.worst << "; tolerance " << tolerance.all << " and " << tolerance.worst);
+        CHECK(std::fabs(got.nll - want.nll) <= 1e-6 * want.nll);
+        CHECK(error.all <= tolerance.all);
+        CHECK(error.worst <= tolerance.worst);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("gradients of every family on the GPU agree with the CPU's") {
@@ -56,12 +73,19 @@ TEST_CASE("gradients of every family on the GPU agree with the CPU's") {
     const Documents documents = random_documents(kLengths);
     for (const char* family : kFamilies) {
         DYNAMIC_SECTION(family) {
-            for (const Operand operand : {Operand::kFp32, Operand::kBf16}) {
-                check_against_cpu(models.make(family), documents, operand);
-#if !defined(__CUDA_ON_HOST__)
-                check_against_cpu(models.make_wide(family), documents, operand);  // for the matrix units
-#endif
-            }
+            check_against_cpu(make_smooth(models, family), documents, Operand::kFp32);
+            check_against_cpu(make_smooth(models, family), documents, Operand::kBf16);
+        }
+    }
+}
+
+TEST_CASE("gradients by the GPU's matrix units agree with the CPU's") {
+    const TemporaryModels models;
+    const Documents documents = random_documents(kLengths);
+    for (const char* family : kFamilies) {
+        DYNAMIC_SECTION(family) {
+            check_against_cpu(make_smooth(models, family, true), documents, Operand::kFp32);
+            check_against_cpu(make_smooth(models, family, true), documents, Operand::kBf16);
         }
     }
 }
@@ -71,7 +95,7 @@ TEST_CASE("gradients of documents of many blocks on the GPU agree with the CPU's
     const Documents documents = random_documents({2 * kBlockTokens + 77, 130, kBlockTokens});
     for (const char* family : kFamilies) {
         DYNAMIC_SECTION(family) {
-            check_against_cpu(models.make(family), documents, Operand::kFp32);
+            check_against_cpu(make_smooth(models, family), documents, Operand::kFp32);
         }
     }
 }
@@ -79,7 +103,7 @@ TEST_CASE("gradients of documents of many blocks on the GPU agree with the CPU's
 TEST_CASE("packed documents on the GPU have the gradients that they have alone") {
     const TemporaryModels models;
     for (const char* family : kFamilies) {
-        const std::filesystem::path folder = models.make(family);
+        const std::filesystem::path folder = make_smooth(models, family);
         const Documents documents = random_documents({65, 3, 200, 1, 64});
         const Pass together = gpu_pass(folder, documents, Operand::kFp32);
         Pass alone;
@@ -126,22 +150,19 @@ TEST_CASE("gradients on the GPU have the same bits again, and however few inputs
     }
 }
 
-TEST_CASE("ranks on the GPU have the gradients of one together") {
-    const TemporaryModels models;
-    // A tail shorter than the convolution on a rank of its own, two short documents that lie on one rank each.
-    const Documents documents = random_documents({3 * kBlockTokens + 2, 100, 7});
+TEST_CASE("ranks on the GPU have the gradients of one: a tail shorter than the convolution") {
+    // The tail lies on a rank of its own, the short documents on one rank each, and a third rank has little or nothing.
     for (const char* family : kFamilies) {
-        const std::filesystem::path folder = models.make(family);
-        const Pass want = gpu_pass(folder, documents, Operand::kFp32);
-        const Tolerance tolerance = tolerance_of(folder, documents, Operand::kFp32);
-        for (const int ranks : {2, 3, 5}) {
-            const Pass got = gpu_pass(folder, documents, Operand::kFp32, ranks);
-            const GradientError error = gradient_error(folder, got, want);
-            WARN(family << ", " << ranks << " ranks: gradients off by " << error.all << ", worst " << error.name
-                        << " by " << error.worst);
-            CHECK(std::fabs(got.nll - want.nll) <= 1e-6 * want.nll);
-            CHECK(error.all <= tolerance.all);
-            CHECK(error.worst <= tolerance.worst);
+        DYNAMIC_SECTION(family) {
+            check_ranks(family, {kBlockTokens + 2, 100, 7}, {2, 3});
+        }
+    }
+}
+
+TEST_CASE("ranks on the GPU have the gradients of one: several rounds of exchange") {
+    for (const char* family : kFamilies) {
+        DYNAMIC_SECTION(family) {
+            check_ranks(family, {7 * kBlockTokens + 2, 3000}, {2, 3, 5, 8});
         }
     }
 }
