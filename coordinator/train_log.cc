@@ -113,8 +113,7 @@ void TrainLog::sync() {
 
 void TrainLog::report(const TrainerState& state, const std::filesystem::path& checkpoint) {
     progress_.end();
-    const std::optional<double> rate =
-        all_seconds_ > 0 ? std::optional(static_cast<double>(all_tokens_) / all_seconds_) : std::nullopt;
+    const double rate = all_seconds_ > 0 ? static_cast<double>(all_tokens_) / all_seconds_ : 0.0;
     if (options_.json) {
         nlohmann::ordered_json json;
         json["status"] = "completed";
@@ -124,12 +123,12 @@ void TrainLog::report(const TrainerState& state, const std::filesystem::path& ch
         json["loss"] = number_or_null(state.loss);
         json["checkpoint"] = checkpoint.string();
         json["seconds"] = all_seconds_;
-        json["tokens_per_second"] = number_or_null(rate);
+        json["tokens_per_second"] = rate > 0 ? nlohmann::ordered_json(rate) : nlohmann::ordered_json();
         fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
         return;
     }
     fmt::print("{} steps done, {} tokens in all", state.step, state.tokens);
-    if (rate) fmt::print("; here {} of computing, {:.0f} tokens/s", duration_text(all_seconds_), *rate);
+    if (rate > 0) fmt::print("; here {} of computing, {:.0f} tokens/s", duration_text(all_seconds_), rate);
     fmt::print("\n{}\n", checkpoint.string());
 }
 
