@@ -66,7 +66,7 @@ TEST_CASE("gradients of several documents are the sum of each one's, whatever th
 }
 
 // Shards shorter than the convolution (two tokens on the last rank), more ranks than blocks, documents that lie on one
-// rank; for one family also a block for each of eight ranks.
+// rank; for one family also a block for each of eight ranks, twice: the same bits.
 TEST_CASE("gradients over any ranks are one rank's") {
     testing::TemporaryModels models;
     std::vector<Document> documents;
@@ -74,21 +74,21 @@ TEST_CASE("gradients over any ranks are one rank's") {
     for (const std::int64_t tokens : {kBlockTokens + 2, std::int64_t{3}, 2 * kBlockTokens + 1}) {
         documents.push_back(random_document(tokens, ++seed));
     }
-    const auto check_family = [&](const std::string& family) {
+    const auto check_family = [&](const std::string& family, const std::vector<int>& worlds) {
         const std::shared_ptr<Model> model = Model::load_for_training(testing::make_tiny(models, family));
         const BatchResult want = run_batch(model, documents);
-        for (const int ranks : {2, 3, 5, 8}) {
+        for (const int ranks : worlds) {
             INFO(family << ", ranks " << ranks);
             RunOptions options;
             options.ranks = ranks;
             const BatchResult got = run_batch(model, documents, options);
             check_close(model, got, want, kSame);
-            if (ranks == 3) CHECK(same_bits(got, run_batch(model, documents, options)));
+            if (worlds.size() == 1) CHECK(same_bits(got, run_batch(model, documents, options)));
         }
     };
-    for (const char* family : kFamilies) check_family(family);
+    for (const char* family : kFamilies) check_family(family, {2, 3, 5, 8});
     documents = {random_document(7 * kBlockTokens + 1, ++seed)};
-    check_family("h_gated_deltanet");
+    check_family("h_gated_deltanet", {8});
 }
 
 TEST_CASE("groups of a world work on documents of their own") {
@@ -125,17 +125,15 @@ TEST_CASE("threads and recomputing change no bit of the gradients") {
     const std::vector<Document> documents = {random_document(kBlockTokens + 70, 41), random_document(130, 42)};
     for (const char* family : kFamilies) {
         const std::shared_ptr<Model> model = Model::load_for_training(testing::make_tiny(models, family));
-        for (const int ranks : {1, 2}) {
-            INFO(family << ", ranks " << ranks);
-            RunOptions options;
-            options.ranks = ranks;
-            const BatchResult want = run_batch(model, documents, options);
-            options.threads = 2;
-            CHECK(same_bits(run_batch(model, documents, options), want));
-            options.threads = 3;
-            options.backprop.recompute = false;
-            CHECK(same_bits(run_batch(model, documents, options), want));
-        }
+        INFO(family);
+        RunOptions options;
+        options.ranks = model->layers()[0].mixer->shape().log_linear() ? 2 : 1;
+        const BatchResult want = run_batch(model, documents, options);
+        options.threads = 2;
+        CHECK(same_bits(run_batch(model, documents, options), want));
+        options.threads = 3;
+        options.backprop.recompute = false;
+        CHECK(same_bits(run_batch(model, documents, options), want));
     }
 }
 
@@ -195,7 +193,7 @@ TEST_CASE("rows without a target have no part, and a batch without any has gradi
             return result.nll_sum == 0.0 && result.labels == 0 &&
                    std::all_of(result.gradients.begin(), result.gradients.end(), [](float g) { return g == 0.0F; });
         };
-        Document masked = random_document(2 * kBlockTokens, 71);
+        Document masked = random_document(kBlockTokens + 200, 71);
         std::fill(masked.targets.begin(), masked.targets.end(), kNoTarget);
         RunOptions two;
         two.ranks = 2;
@@ -205,7 +203,7 @@ TEST_CASE("rows without a target have no part, and a batch without any has gradi
         CHECK(all_zero(run_batch(model, {random_document(0, 73)}, two)));
         CHECK(all_zero(run_batch(model, {}, two)));
 
-        // Rank 0's half is masked, rank 1 has five labels.
+        // Rank 0's part is masked, rank 1 has five labels.
         for (std::size_t t = kBlockTokens + 100; t < kBlockTokens + 105; ++t) masked.targets[t] = masked.ids[t + 1];
         const BatchResult one = run_batch(model, {masked});
         CHECK(one.labels == 5);

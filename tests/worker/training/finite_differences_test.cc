@@ -101,22 +101,24 @@ void check_tensor(reference::ReferenceModel& reference, const Parameter& paramet
     CHECK(std::fabs(along - difference) <= bound);
 }
 
-void check_model(const std::filesystem::path& folder, const std::vector<Document>& documents, int ranks) {
+// Every tensor along random signs; with `entries` also one entry of each.
+void check_model(const std::filesystem::path& folder, const std::vector<Document>& documents, bool entries) {
     const double z_loss = 0.01;
     const std::shared_ptr<Model> model = Model::load_for_training(folder);
     testing::RunOptions options;
-    options.ranks = ranks;
     options.scale = kScale;
     options.backprop.z_loss = static_cast<float>(z_loss);
     const testing::BatchResult got = testing::run_batch(model, documents, options);
     reference::ReferenceModel reference(folder, 1);
-    INFO(folder << ", " << ranks << " ranks");
+    INFO(folder);
     const float* gradient = got.gradients.data();
     std::uint64_t seed = 1;
     for (const Parameter& parameter : model->parameters()) {
         check_tensor(reference, parameter, gradient, direction(parameter.size, ++seed), documents, z_loss);
-        const auto one = static_cast<std::int64_t>(seed * 7919) % parameter.size;
-        check_tensor(reference, parameter, gradient, direction(parameter.size, seed, one), documents, z_loss);
+        if (entries) {
+            const auto at = static_cast<std::int64_t>(seed * 7919) % parameter.size;
+            check_tensor(reference, parameter, gradient, direction(parameter.size, seed, at), documents, z_loss);
+        }
         gradient += parameter.size;
     }
 }
@@ -130,13 +132,13 @@ std::vector<Document> short_documents() {
 
 TEST_CASE("gradients of every family agree with central differences in double") {
     testing::TemporaryModels models;
-    for (const char* family : kFamilies) check_model(make_smooth(models, family), short_documents(), 1);
+    for (const char* family : kFamilies) check_model(make_smooth(models, family), short_documents(), true);
 }
 
 TEST_CASE("gradients of the families' options agree with central differences in double") {
     testing::TemporaryModels models;
     const auto check_with = [&](const std::string& family, const std::string& name, const testing::ModelEdit& edit) {
-        check_model(make_smooth(models, family, name, edit), short_documents(), 1);
+        check_model(make_smooth(models, family, name, edit), short_documents(), false);
     };
     const auto biased = [](ModelTensors& tensors, const std::string& layer) {
         for (auto& [name, tensor] : ModelTensors(tensors)) {
@@ -187,16 +189,16 @@ TEST_CASE("gradients of the families' options agree with central differences in 
                [&](ModelTensors&, nlohmann::json& config) { config["allow_neg_eigval"] = true; });
 }
 
-// Three blocks and a bit: states and halos go from rank to rank. All tensors of the first layer's mixer at once, each
+// Two blocks and a bit: states and halos go from rank to rank. All tensors of the first layer's mixer at once, each
 // along signs over the norm of its gradient, so that each counts alike.
 TEST_CASE("gradients through the tree over ranks agree with central differences in double") {
     testing::TemporaryModels models;
-    const std::vector<Document> documents = {testing::random_document(3 * kBlockTokens + 2, 3)};
+    const std::vector<Document> documents = {testing::random_document(2 * kBlockTokens + 2, 3)};
     for (const char* family : kFamilies) {
         const std::filesystem::path folder = make_smooth(models, family);
         const std::shared_ptr<Model> model = Model::load_for_training(folder);
         testing::RunOptions options;
-        options.ranks = 4;
+        options.ranks = 3;
         options.scale = kScale;
         const testing::BatchResult got = testing::run_batch(model, documents, options);
         reference::ReferenceModel reference(folder, 1);

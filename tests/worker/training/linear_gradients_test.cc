@@ -11,7 +11,7 @@ using testing::Document;
 using testing::ModelTensors;
 
 constexpr std::int64_t kInner = 16;  // make_tiny's heads * head_dim
-constexpr std::int64_t kLinearOutputs = 2 * kInner + 2 * 12 + 2;
+constexpr std::int64_t kLinearOutputs = 2 * kInner + std::int64_t{2} * 12 + 2;
 constexpr std::int64_t kHidden = 24;
 
 // Both are sums of the same terms in another order, over up to 2^13 tokens in tiles; as for ranks.
