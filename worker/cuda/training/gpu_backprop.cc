@@ -16,6 +16,7 @@
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/vectors.h"
+#include "parallel/collectives.h"
 #include "worker/cuda/training/gpu_layer_pass.h"
 
 namespace fenwick::cuda {
@@ -52,9 +53,11 @@ GpuBackprop::~GpuBackprop() {
 }
 
 void GpuBackprop::make_room(const GpuBatch& batch) {
-    TrainingSizes wanted = training_sizes(*model_, weights_.operand(), batch.blocks * kBlockTokens, 0);
+    const std::int64_t blocks = std::max<std::int64_t>(batch.blocks, 1);
+    TrainingSizes wanted = training_sizes(*model_, weights_.operand(), blocks * kBlockTokens, 0);
     wanted.mixer_workspace = 0;
     for (const GpuRun& run : batch.runs) {
+        if (run.rows == 0) continue;
         const TrainingSizes sizes = training_sizes(*model_, weights_.operand(), run.rows, run.first_block);
         raise(wanted.mixer_workspace, sizes.mixer_workspace);
     }
@@ -81,9 +84,19 @@ void GpuBackprop::make_room(const GpuBatch& batch) {
     memory_ = lay_out(wanted, places, slab_.data());
     sizes_ = wanted;
     kept_places_ = places;
-    plan_ = plan_recompute(wanted.pass.layers + 1, places);
     host_rows_ = PinnedBuffer<std::int32_t>(3 * wanted.rows);
     host_nll_ = PinnedBuffer<float>(wanted.rows);
+}
+
+/// Ranks that exchange have to run the layers in one order: that of the rank with the fewest places.
+void GpuBackprop::plan_together() {
+    std::vector<double> places(static_cast<std::size_t>(group_.size()), 0.0);
+    places[static_cast<std::size_t>(group_.rank())] = static_cast<double>(kept_places_);
+    if (group_.size() > 1) all_sum(group_, places);
+    const auto fewest = static_cast<std::int64_t>(*std::min_element(places.begin(), places.end()));
+    if (fewest == planned_places_) return;
+    plan_ = plan_recompute(sizes_.pass.layers + 1, fewest);
+    planned_places_ = fewest;
 }
 
 void GpuBackprop::upload(const GpuBatch& batch, bool scored) {
@@ -121,8 +134,9 @@ StepLoss GpuBackprop::run(std::span<const TrainingDocument> documents, float gra
     const GpuBatch batch = pack_batch(documents, group_, log_linear_);
     StepLoss loss;
     loss.labels = batch.documents.labels;
-    if (batch.runs.empty()) return loss;
     make_room(batch);
+    plan_together();
+    if (batch.runs.empty()) return loss;
     upload(batch, true);
     const std::int64_t rows = batch.rows();
     const std::int64_t layers = sizes_.pass.layers;

@@ -57,11 +57,12 @@ public:
     void refresh(const float* flat) { weights_.refresh(places_, flat, stream_.get()); }
 
     [[nodiscard]] cudaStream_t stream() const { return stream_.get(); }
-    [[nodiscard]] std::int64_t places() const { return kept_places_; }  ///< layer inputs that are kept
-    [[nodiscard]] std::int64_t bytes() const { return slab_.size(); }   ///< of a pass, those included
+    [[nodiscard]] std::int64_t places() const { return planned_places_; }  ///< layer inputs that are kept
+    [[nodiscard]] std::int64_t bytes() const { return slab_.size(); }      ///< of a pass, those included
 
 private:
     void make_room(const GpuBatch& batch);
+    void plan_together();
     void upload(const GpuBatch& batch, bool scored);
     [[nodiscard]] float* kept(std::int64_t place) const;
     void head(const float* x, std::int64_t rows, float gradient_scale);
@@ -83,6 +84,7 @@ private:
     DeviceBuffer<unsigned char> slab_;
     TrainingMemory memory_;
     std::int64_t kept_places_ = 0;
+    std::int64_t planned_places_ = -1;  // of plan_
     std::vector<RecomputeAction> plan_;
     PinnedBuffer<std::int32_t> host_rows_;  // [3, rows]: tokens, targets, positions
     PinnedBuffer<float> host_nll_;

@@ -91,13 +91,16 @@ inline Pass cpu_pass(const std::filesystem::path& folder, const Documents& docum
     return pass;
 }
 
-/// Calls body(engine, group) on `ranks` ranks that share this GPU; `sequence` of them to a group.
+/// Calls body(engine, group) on `ranks` ranks that share this GPU; `sequence` of them to a group. Where places are
+/// limited, every rank has room for one more than the rank before it.
 template <class Body>
 void with_gpu_engines(const std::filesystem::path& folder, int ranks, int sequence, cuda::Operand operand,
                       const cuda::GpuBackpropOptions& options, const Body& body) {
     const auto rank = [&](Communicator& world, std::unique_ptr<cuda::DeviceCommunicator> device) {
         const TrainingRanks training(world, sequence);
-        cuda::GpuEngine engine(Model::load_for_training(folder), world, training, operand, std::move(device), options);
+        cuda::GpuBackpropOptions own = options;
+        if (own.most_places > 0) own.most_places += world.rank();
+        cuda::GpuEngine engine(Model::load_for_training(folder), world, training, operand, std::move(device), own);
         body(engine, training);
     };
     if (ranks == 1) {

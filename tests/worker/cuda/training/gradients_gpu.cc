@@ -56,7 +56,7 @@ void check_ranks(const char* family, const std::vector<std::int64_t>& lengths, c
     const Pass want = gpu_pass(folder, documents, Operand::kFp32);
     const Tolerance tolerance = tolerance_of(folder, documents, Operand::kFp32);
     for (const int ranks : worlds) {
-        const Pass got = gpu_pass(folder, documents, Operand::kFp32, ranks);
+        const Pass got = gpu_pass(folder, documents, Operand::kFp32, ranks, {0.0F, 1});
         const GradientError error = gradient_error(folder, got, want);
         WARN(family << ", " << ranks << " ranks: gradients off by " << error.all << ", worst " << error.name << " by "
                     << error.worst << "; tolerance " << tolerance.all << " and " << tolerance.worst);
