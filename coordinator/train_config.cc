@@ -19,13 +19,17 @@ constexpr double kMostNumber = std::numeric_limits<double>::max();
 void read_model(TomlTable table, TrainConfig& config) {
     table.read("folder", config.model);
     if (config.model.empty()) table.fail("folder", "the folder of a model to start from ('fenwick init' makes one)");
-    std::string device = "cpu";
-    table.read("device", device);
-    if (device != "cpu") table.fail("device", "\"cpu\": this build trains on the CPU only");
-    std::string dtype = "fp32";
-    table.read("dtype", dtype);
-    if (dtype != "fp32") table.fail("dtype", "\"fp32\": this build trains on the CPU only, which computes in fp32");
+    table.read("device", config.device);
+    const bool gpu = config.device == "cuda";
+    if (!gpu && config.device != "cpu") table.fail("device", "\"cpu\" or \"cuda\"");
+    if (gpu) config.dtype = "bf16";
+    table.read("dtype", config.dtype);
+    if (config.dtype != "fp32" && !gpu) table.fail("dtype", "\"fp32\": the CPU trains in fp32");
+    if (config.dtype != "fp32" && config.dtype != "bf16") table.fail("dtype", "\"bf16\" or \"fp32\"");
     table.read("recompute", config.training.recompute);
+    if (gpu && !config.training.recompute) {
+        table.fail("recompute", "true: on the GPU a layer's inside is always formed again");
+    }
     table.refuse_others();
 }
 

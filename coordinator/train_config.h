@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "worker/training/train_settings.h"
 
@@ -10,6 +11,8 @@ namespace fenwick {
 
 struct TrainConfig {
     std::filesystem::path model;  ///< folder of the model to start from
+    std::string device = "cpu";   ///< "cpu" or "cuda"
+    std::string dtype = "fp32";   ///< "fp32", or on the GPU "bf16"
     TrainSettings training;
     std::filesystem::path checkpoints;
     std::int64_t checkpoint_steps = 1000;  ///< between checkpoints; the last step has one in any case

@@ -94,10 +94,10 @@ void TrainRank::prepare() {
     });
     known([&] { check_same_model(world_, *model_); });
     agree([&] {
-        trainer_ = std::make_unique<Trainer>(model_, world_, config_.training, options_.threads);
+        trainer_ = std::make_unique<Trainer>(model_, world_, config_.training, options_.threads, options_.compute);
         if (!config_.training.validation.files.empty()) {
             validation_ =
-                std::make_unique<Validation>(model_, world_, trainer_->ranks(), config_.training, options_.threads);
+                std::make_unique<Validation>(model_, world_, trainer_->ranks(), config_.training, trainer_->engine());
         }
     });
     if (leads()) warn_of_idle_ranks();

@@ -5,6 +5,7 @@
 
 #include "coordinator/train_config.h"
 #include "parallel/communicator.h"
+#include "worker/pass_runner.h"
 
 namespace fenwick {
 
@@ -13,6 +14,7 @@ struct TrainRankOptions {
     bool resume = false;
     bool json = false;
     int threads = 1;          ///< of this rank
+    Compute compute;          ///< of this rank
     double peak_flops = 0.0;  ///< TrainLogOptions'; matters on rank 0
 };
 

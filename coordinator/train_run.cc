@@ -22,12 +22,22 @@
 namespace fenwick {
 namespace {
 
+/// NVIDIA's figures for an H100 or H200 (SXM): dense products with fp32 sums.
+constexpr double kGpuBf16Tflops = 989.0;
+constexpr double kGpuFp32Tflops = 67.0;
+
 /// What the MFU is measured against, all ranks together; `threads` threads are what `ranks_here` of them use.
-double peak_flops(const TrainOptions& options, int threads, int ranks_here, int ranks) {
+double peak_flops(const TrainOptions& options, const Execution& execution, int threads, int ranks_here, int ranks) {
     if (options.peak_tflops) {
         const double peak = 1e12 * *options.peak_tflops * ranks;
         spdlog::info("MFU is against --peak-tflops {} of {} rank(s)", *options.peak_tflops, ranks);
         return peak;
+    }
+    if (execution.on_gpu()) {
+        const double tflops = execution.dtype == "bf16" ? kGpuBf16Tflops : kGpuFp32Tflops;
+        spdlog::info("MFU is against {} TFLOP/s a rank: an H200's dense {} products; --peak-tflops for other GPUs",
+                     tflops, execution.dtype);
+        return 1e12 * tflops * ranks;
     }
     const double here = measure_sgemm(threads);
     const double peak = here / ranks_here * ranks;
@@ -36,7 +46,7 @@ double peak_flops(const TrainOptions& options, int threads, int ranks_here, int 
     return peak;
 }
 
-int train_in_mpi_world(const TrainOptions& options, Communicator& comm) {
+int train_in_mpi_world(const TrainOptions& options, Communicator& comm, int local_rank) {
     guard_world(comm);
     if (comm.rank() != 0) spdlog::set_level(spdlog::level::err);  // what all ranks see is said once
     TrainConfig config;
@@ -45,9 +55,13 @@ int train_in_mpi_world(const TrainOptions& options, Communicator& comm) {
         config = read_train_config(options.config);
     });
     const int threads = threads_per_rank(mpi_ranks_on_host(comm.size()), true);
+    Execution execution = resolve_world_execution(config.device, config.dtype, comm, local_rank);
+    execution.comm_timeout = options.comm_timeout;
     // The others wait: it has the cores that it will have.
-    const double peak = comm.rank() == 0 ? peak_flops(options, threads, 1, comm.size()) : 0.0;
-    run_rank(comm, [&] { return train_rank({config, options.resume, options.json, threads, peak}, comm); });
+    const double peak = comm.rank() == 0 ? peak_flops(options, execution, threads, 1, comm.size()) : 0.0;
+    run_rank(comm, [&] {
+        return train_rank({config, options.resume, options.json, threads, execution.compute(), peak}, comm);
+    });
     return 0;
 }
 
@@ -60,7 +74,8 @@ int train_under_mpi(const TrainOptions& options) {
     }
     const auto has_progress = [&] { return !checkpoints.empty() && !list_checkpoints(checkpoints).empty(); };
     const MpiRun run{options.comm_timeout, options.resume && has_progress(), has_progress};
-    return run_in_mpi_world(run, [&](Communicator& comm, int) { return train_in_mpi_world(options, comm); });
+    return run_in_mpi_world(
+        run, [&](Communicator& comm, int local_rank) { return train_in_mpi_world(options, comm, local_rank); });
 }
 
 int train_with_threads(const TrainOptions& options) {
@@ -68,10 +83,11 @@ int train_with_threads(const TrainOptions& options) {
     guard_world(self);
     const int ranks = resolve_ranks(options.ranks, 0);
     const TrainConfig config = read_train_config(options.config);
+    const Execution execution = resolve_execution(config.device, config.dtype, ranks);
     const int threads = threads_per_rank(ranks, false);
-    const double peak = peak_flops(options, std::min(threads * ranks, usable_cores()), ranks, ranks);
+    const double peak = peak_flops(options, execution, std::min(threads * ranks, usable_cores()), ranks, ranks);
     run_thread_parts(ranks, [&](Communicator& comm) {
-        return train_rank({config, options.resume, options.json, threads, peak}, comm);
+        return train_rank({config, options.resume, options.json, threads, execution.compute(), peak}, comm);
     });
     return 0;
 }

@@ -8,6 +8,7 @@
 
 #include "worker/gpu_choice.h"
 #include "worker/pass_runner.h"
+#include "worker/training/training_engine.h"
 
 namespace fenwick {
 
@@ -36,5 +37,11 @@ struct GpuStatus {
 /// a build without NCCL; PeerLostError when peers fail.
 [[nodiscard]] std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> model, Communicator& comm,
                                                            const Compute& compute);
+
+/// Collective where there are several ranks, as make_gpu_prefill. Training on this rank's GPU
+/// (worker/training/training_engine.h); `ranks` are of `world`. Throws as make_gpu_prefill.
+[[nodiscard]] std::unique_ptr<TrainingEngine> make_gpu_engine(const std::shared_ptr<Model>& model, Communicator& world,
+                                                              const TrainingRanks& ranks,
+                                                              const BackpropOptions& options, const Compute& compute);
 
 }  // namespace fenwick

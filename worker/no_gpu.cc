@@ -43,4 +43,10 @@ std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> /*mode
     refuse();
 }
 
+std::unique_ptr<TrainingEngine> make_gpu_engine(const std::shared_ptr<Model>& /*model*/, Communicator& /*world*/,
+                                                const TrainingRanks& /*ranks*/, const BackpropOptions& /*options*/,
+                                                const Compute& /*compute*/) {
+    refuse();
+}
+
 }  // namespace fenwick

@@ -57,8 +57,14 @@ struct Target {
     }
 };
 
-/// kWidth taps, or convolution.width of them, read anew for each row, when it is kAnyWidth.
-template <class T, int kCount, int kWidth>
+/// Taps before this one reach back past the start of the row's document.
+__device__ std::int64_t first_tap(const ConvolutionCall& call, std::int64_t row) {
+    return call.convolution.width - 1 - call.positions[row];
+}
+
+/// kWidth taps, or convolution.width of them, read anew for each row, when it is kAnyWidth. `kPacked`: rows have
+/// positions.
+template <class T, int kCount, int kWidth, bool kPacked>
 __global__ void __launch_bounds__(kThreads, kCount == 4 ? 7 : 1) convolution_kernel(ConvolutionCall call) {
     const std::int64_t c = (static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x) * kCount;
     if (c >= call.convolution.channels) return;
@@ -73,7 +79,9 @@ __global__ void __launch_bounds__(kThreads, kCount == 4 ? 7 : 1) convolution_ker
         const auto width = static_cast<int>(call.convolution.width);
         for (std::int64_t row = first; row < end; ++row) {
             Values<kCount> sum = bias;
-            for (int w = 0; w < width; ++w) {
+            int w = 0;
+            if constexpr (kPacked) w = static_cast<int>(max(first_tap(call, row), std::int64_t{0}));
+            for (; w < width; ++w) {
                 const Values<kCount> x = row_values<T, kCount>(call, row - (width - 1) + w, c);
 #pragma unroll
                 for (int i = 0; i < kCount; ++i) sum.at[i] = fmaf(weight[i * width + w], x.at[i], sum.at[i]);
@@ -100,8 +108,13 @@ __global__ void __launch_bounds__(kThreads, kCount == 4 ? 7 : 1) convolution_ker
 #pragma unroll
             for (int a = 0; a < kAhead; ++a) {
                 Values<kCount> sum = bias;
+                std::int64_t from_tap = 0;
+                if constexpr (kPacked) {
+                    if (a < left) from_tap = first_tap(call, end - left + a);
+                }
 #pragma unroll
                 for (int w = 0; w < kWidth; ++w) {
+                    if (kPacked && w < from_tap) continue;
 #pragma unroll
                     for (int i = 0; i < kCount; ++i) sum.at[i] = fmaf(taps[w][i], window[a + w].at[i], sum.at[i]);
                 }
@@ -126,20 +139,26 @@ __global__ void next_halo_kernel(ConvolutionCall call, T* next) {
     }
 }
 
-template <class T, int kCount>
+template <class T, int kCount, bool kPacked>
 auto kernel_of_width(std::int64_t width) {
     switch (width) {
         case 1:
-            return convolution_kernel<T, kCount, 1>;
+            return convolution_kernel<T, kCount, 1, kPacked>;
         case 2:
-            return convolution_kernel<T, kCount, 2>;
+            return convolution_kernel<T, kCount, 2, kPacked>;
         case 3:
-            return convolution_kernel<T, kCount, 3>;
+            return convolution_kernel<T, kCount, 3, kPacked>;
         case 4:
-            return convolution_kernel<T, kCount, 4>;
+            return convolution_kernel<T, kCount, 4, kPacked>;
         default:
-            return convolution_kernel<T, kCount, kAnyWidth>;
+            return convolution_kernel<T, kCount, kAnyWidth, kPacked>;
     }
+}
+
+template <class T, int kCount>
+auto kernel_for(const ConvolutionCall& call) {
+    return call.positions == nullptr ? kernel_of_width<T, kCount, false>(call.convolution.width)
+                                     : kernel_of_width<T, kCount, true>(call.convolution.width);
 }
 
 }  // namespace
@@ -159,7 +178,7 @@ void causal_convolution(Operand operand, const ConvolutionCall& call, cudaStream
         const std::int64_t group = kThreads * (wide ? 4 : 1);
         const dim3 blocks(static_cast<unsigned>((call.rows + kStripRows - 1) / kStripRows),
                           static_cast<unsigned>((c.channels + group - 1) / group));
-        const auto kernel = wide ? kernel_of_width<T, 4>(c.width) : kernel_of_width<T, 1>(c.width);
+        const auto kernel = wide ? kernel_for<T, 4>(call) : kernel_for<T, 1>(call);
         kernel<<<blocks, kThreads, 0, stream>>>(call);
         FENWICK_CUDA_CHECK(cudaGetLastError());
     });

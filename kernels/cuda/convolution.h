@@ -12,7 +12,10 @@ struct ConvolutionCall {
     Convolution convolution;     ///< weight [channels, width] and bias [channels] on the device
     const void* halo = nullptr;  ///< [width - 1, channels] before row 0, oldest first; null: zeros
     const void* x = nullptr;     ///< [rows, channels]
-    void* y = nullptr;           ///< [rows, channels], contiguous; apart from x
+    /// [rows], of each row in its document, or null: all rows are of one. Taps that reach back past position 0 read
+    /// zeros, so that documents which lie behind each other do not see each other.
+    const std::int32_t* positions = nullptr;
+    void* y = nullptr;  ///< [rows, channels], contiguous; apart from x
     std::int64_t x_stride = 0;
     std::int64_t rows = 0;
     void* v = nullptr;          ///< [rows, v_channels], contiguous: y of the first channels times dt; null: none

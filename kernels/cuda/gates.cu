@@ -40,6 +40,13 @@ __global__ void delta_kernel(DeltaGates gates, float* a, float* b, std::int64_t 
     }
 }
 
+__global__ void cut_kernel(const std::int32_t* positions, float* log_decay, std::int64_t stride, std::int64_t rows,
+                           std::int64_t heads) {
+    const std::int64_t row = row_of_thread();
+    if (row >= rows || positions[row] != 0) return;
+    for (std::int64_t h = threadIdx.x; h < heads; h += kColumns) log_decay[row * stride + h] = -INFINITY;
+}
+
 template <int kCount>
 __global__ void level_kernel(const float* scale, float* dl, std::int64_t stride, std::int64_t rows, int columns) {
     const std::int64_t row = row_of_thread();
@@ -77,6 +84,13 @@ void level_scales(const float* scale, float* dl, std::int64_t stride, std::int64
     const bool wide = columns % 4 == 0 && fours(dl, stride, sizeof(float)) && fours(scale, 0, sizeof(float));
     const auto kernel = wide ? level_kernel<4> : level_kernel<1>;
     kernel<<<blocks_for(rows), dim3(kColumns, kRows), 0, stream>>>(scale, dl, stride, rows, static_cast<int>(columns));
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+void cut_log_decays(const std::int32_t* positions, float* log_decay, std::int64_t stride, std::int64_t rows,
+                    std::int64_t heads, cudaStream_t stream) {
+    if (rows == 0) return;
+    cut_kernel<<<blocks_for(rows), dim3(kColumns, kRows), 0, stream>>>(positions, log_decay, stride, rows, heads);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -20,4 +20,9 @@ void delta_gates(const DeltaGates& gates, float* a, float* b, std::int64_t strid
 void level_scales(const float* scale, float* dl, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                   cudaStream_t stream);
 
+/// Sets log_decay[t, :] [rows, heads] to -inf where positions[t] is 0: nothing older than a document's first token
+/// passes it.
+void cut_log_decays(const std::int32_t* positions, float* log_decay, std::int64_t stride, std::int64_t rows,
+                    std::int64_t heads, cudaStream_t stream);
+
 }  // namespace fenwick::cuda

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "kernels/cuda/vectors.h"
 
 namespace fenwick::cuda {
 namespace {
@@ -99,6 +100,39 @@ void exchange_device_halo(const HaloPlan& plan, DeviceCommunicator& comm, const 
     halo.exchange_halo(layer);
     on_halo();
     halo.exchange_carried(layer);
+}
+
+void exchange_device_halo_backward(const HaloPlan& plan, DeviceCommunicator& comm, const DeviceHaloGradients& rows,
+                                   SummaryPool& pool, std::int32_t layer) {
+    const int me = comm.rank();
+    const std::int64_t element = rows.operand == Operand::kBf16 ? 2 : 4;
+    std::vector<std::shared_ptr<SummaryBuffer>> arrived;
+    std::vector<SendOp> sends;
+    std::vector<RecvOp> recvs;
+    const auto part = [&](const HaloPiece& piece) {
+        return std::span(rows.d_halo + piece.target_row * rows.columns,
+                         static_cast<std::size_t>(piece.rows * rows.columns));
+    };
+    for (const HaloPiece& piece : plan.pieces) {
+        if (piece.from_carried || piece.to_carried) {
+            throw InternalError("halo, backward: carried rows are constants of the pass");
+        }
+        if (piece.from == piece.to) continue;
+        if (piece.to == me) sends.push_back({piece.from, std::as_bytes(part(piece))});
+        if (piece.from != me) continue;
+        const std::shared_ptr<SummaryBuffer>& buffer = arrived.emplace_back(pool.allocate(piece.rows * rows.columns));
+        recvs.push_back(
+            {piece.to, std::as_writable_bytes(std::span(buffer->data(), static_cast<std::size_t>(buffer->size())))});
+    }
+    comm.exchange({layer, "halo, backward"}, sends, recvs);
+    std::size_t next = 0;
+    for (const HaloPiece& piece : plan.pieces) {
+        if (piece.from != me) continue;
+        const float* from = piece.to == me ? part(piece).data() : arrived[next++]->data();
+        add_rows(rows.operand, from, rows.columns,
+                 static_cast<unsigned char*>(rows.d_rows) + piece.source_row * rows.d_stride * element, rows.d_stride,
+                 piece.rows, rows.columns, comm.stream());
+    }
 }
 
 }  // namespace fenwick::cuda

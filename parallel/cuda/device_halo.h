@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "kernels/cuda/mixer.h"
 #include "parallel/cuda/device_communicator.h"
 #include "parallel/cuda/device_summaries.h"
 #include "parallel/halo.h"
@@ -25,5 +26,19 @@ struct DeviceHalo {
 /// the last ranks, does not wait for them.
 void exchange_device_halo(const HaloPlan& plan, DeviceCommunicator& comm, const DeviceHalo& rows, SummaryPool& pool,
                           std::int32_t layer, const std::function<void()>& on_halo);
+
+/// Device memory of one layer's halo gradients, `columns` a row.
+struct DeviceHaloGradients {
+    Operand operand = Operand::kBf16;  ///< of the rows
+    const float* d_halo = nullptr;  ///< [H, columns] fp32, contiguous; not read where the plan gives the halo nothing
+    std::int64_t columns = 0;
+    void* d_rows = nullptr;     ///< [rows_per_rank[rank], columns] of the operand type, added to
+    std::int64_t d_stride = 0;  ///< elements
+};
+
+/// Collective, in the communicator's stream, the mirror of exchange_device_halo: parallel/halo.h's
+/// exchange_halo_backward. Carried rows are not part of the plan.
+void exchange_device_halo_backward(const HaloPlan& plan, DeviceCommunicator& comm, const DeviceHaloGradients& rows,
+                                   SummaryPool& pool, std::int32_t layer);
 
 }  // namespace fenwick::cuda

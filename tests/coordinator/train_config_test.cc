@@ -155,8 +155,10 @@ TEST_CASE("train.toml: mistakes by name") {
     refuses(without("folder = \"/log\""), "log.folder: expected a folder");
     refuses(with("data", "sequence_token = 5"), "line 5: data.sequence_token: no such key; known here: batch_tokens");
     refuses(with("modle", ""), "modle: no such key");
-    refuses(with("model", "device = \"cuda\""), "model.device: expected \"cpu\": this build trains on the CPU only");
-    refuses(with("model", "dtype = \"bf16\""), "model.dtype: expected \"fp32\": this build trains on the CPU only");
+    refuses(with("model", "device = \"gpu\""), "model.device: expected \"cpu\" or \"cuda\"");
+    refuses(with("model", "dtype = \"bf16\""), "model.dtype: expected \"fp32\": the CPU trains in fp32");
+    refuses(with("model", "device = \"cuda\"\ndtype = \"fp16\""), "model.dtype: expected \"bf16\" or \"fp32\"");
+    refuses(with("model", "device = \"cuda\"\nrecompute = false"), "model.recompute: expected true");
     refuses(with("data", "sequence_tokens = 0"), "data.sequence_tokens: expected a whole number from 1");
     refuses(with("data", "sequence_tokens = 0.5"), "data.sequence_tokens: expected a whole number");
     refuses(with("data", "sequence_tokens = 100\nbatch_tokens = 99"), "data.batch_tokens: expected at least");

@@ -14,6 +14,7 @@
 #include "kernels/cuda/convert.h"
 #include "parallel/cuda/self_device.h"
 #include "worker/cuda/gpu_prefill.h"
+#include "worker/cuda/training/gpu_engine.h"
 #ifdef FENWICK_NCCL
 #include "parallel/cuda/nccl_communicator.h"
 #endif
@@ -66,7 +67,7 @@ std::unique_ptr<cuda::DeviceCommunicator> join_gpus(Communicator& comm, const Co
     if (comm.size() == 1) return std::make_unique<cuda::SelfDeviceCommunicator>();
     if (comm.name() != "mpi") {
         throw UnavailableError(fmt::format(
-            "--device cuda: several GPUs need a process for each: mpirun -np {} fenwick score ..., without --ranks",
+            "--device cuda: several GPUs need a process for each: mpirun -np {} fenwick ..., without --ranks",
             comm.size()));
     }
 #ifdef FENWICK_NCCL
@@ -143,6 +144,14 @@ std::unique_ptr<PassRunner> make_gpu_prefill(std::shared_ptr<const Model> model,
     take_device(compute.device);
     return std::make_unique<cuda::GpuPrefill>(std::move(model), operand_of(compute.bf16), join_gpus(comm, compute),
                                               comm.status());
+}
+
+std::unique_ptr<TrainingEngine> make_gpu_engine(const std::shared_ptr<Model>& model, Communicator& world,
+                                                const TrainingRanks& ranks, const BackpropOptions& options,
+                                                const Compute& compute) {
+    take_device(compute.device);
+    return std::make_unique<cuda::GpuEngine>(model, world, ranks, operand_of(compute.bf16), join_gpus(world, compute),
+                                             cuda::GpuBackpropOptions{options.z_loss, 0});
 }
 
 }  // namespace fenwick

@@ -9,19 +9,22 @@ namespace {
 
 class Uploader {
 public:
-    Uploader(Operand operand, cudaStream_t stream) : operand_(operand), stream_(stream) {}
+    /// `uploads` gets an entry for everything.
+    Uploader(Operand operand, cudaStream_t stream, std::vector<GpuModel::Upload>& uploads)
+        : operand_(operand), stream_(stream), uploads_(uploads) {}
 
     [[nodiscard]] DeviceBuffer<float> vector(const float* values, std::int64_t count) const {
         if (values == nullptr) return {};
-        DeviceBuffer<float> buffer(count, stream_);
-        FENWICK_CUDA_CHECK(cudaMemcpyAsync(buffer.data(), values, buffer.bytes(), cudaMemcpyHostToDevice, stream_));
+        DeviceBuffer<float> buffer = copy(values, count);
+        uploads_.push_back({values, buffer.data(), count, Operand::kFp32});
         return buffer;
     }
     [[nodiscard]] DeviceBuffer<unsigned char> matrix(MatrixView<const float> values) const {
         const std::int64_t count = values.rows * values.cols;
-        const DeviceBuffer<float> staging = vector(values.data, count);
+        const DeviceBuffer<float> staging = copy(values.data, count);
         DeviceBuffer<unsigned char> buffer(count * (operand_ == Operand::kBf16 ? 2 : 4), stream_);
         to_operand(operand_, staging.data(), buffer.data(), count, stream_);
+        uploads_.push_back({values.data, buffer.data(), count, operand_});
         return buffer;
     }
     [[nodiscard]] GpuLinear linear(const Linear& layer) const {
@@ -34,8 +37,15 @@ public:
     }
 
 private:
+    [[nodiscard]] DeviceBuffer<float> copy(const float* values, std::int64_t count) const {
+        DeviceBuffer<float> buffer(count, stream_);
+        FENWICK_CUDA_CHECK(cudaMemcpyAsync(buffer.data(), values, buffer.bytes(), cudaMemcpyHostToDevice, stream_));
+        return buffer;
+    }
+
     Operand operand_;
     cudaStream_t stream_;
+    std::vector<GpuModel::Upload>& uploads_;
 };
 
 void move_steps(const Uploader& up, Mamba2Steps& steps, GpuLayer& layer) {
@@ -80,12 +90,19 @@ GpuLayer upload_layer(const Uploader& up, const LayerParts& parts, std::int64_t 
 
 GpuModel::GpuModel(const Model& model, Operand operand, cudaStream_t stream)
     : operand_(operand), hidden_(model.hidden_size()), vocab_(model.vocab_size()), norm_eps_(model.norm_eps()) {
-    const Uploader up(operand, stream);
+    const Uploader up(operand, stream, uploads_);
     embeddings_ = up.matrix(model.embeddings());
     for (const LayerParts& parts : model.layers()) layers_.push_back(upload_layer(up, parts, hidden_));
     final_norm_ = up.vector(model.final_norm(), hidden_);
     if (model.lm_head().data != model.embeddings().data) lm_head_ = up.matrix(model.lm_head());
     FENWICK_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+void GpuModel::refresh(const FlatPlaces& places, const float* flat, cudaStream_t stream) {
+    for (const Upload& upload : uploads_) {
+        const std::optional<std::int64_t> place = places.find(upload.host);
+        if (place) to_operand(upload.operand, flat + *place, upload.device, upload.count, stream);
+    }
 }
 
 std::int64_t gpu_weight_bytes(const Model& model, Operand operand) {

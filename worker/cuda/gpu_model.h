@@ -8,6 +8,7 @@
 #include "kernels/convolution.h"
 #include "kernels/cuda/mixer.h"
 #include "worker/model.h"
+#include "worker/training/flat_places.h"
 
 namespace fenwick::cuda {
 
@@ -47,6 +48,10 @@ public:
     /// Uploads; the stream is idle when it returns. Throws UnavailableError when the memory is too small.
     GpuModel(const Model& model, Operand operand, cudaStream_t stream);
 
+    /// Takes new values, in the stream's order, from a flat fp32 vector on the device (worker/training/parameters.h).
+    /// `places`: of the parameters of the model that was uploaded, which is still there. What is no parameter stays.
+    void refresh(const FlatPlaces& places, const float* flat, cudaStream_t stream);
+
     [[nodiscard]] Operand operand() const { return operand_; }
     [[nodiscard]] std::int64_t hidden() const { return hidden_; }
     [[nodiscard]] std::int64_t vocab() const { return vocab_; }
@@ -56,8 +61,17 @@ public:
     [[nodiscard]] const float* final_norm() const { return final_norm_.data(); }
     [[nodiscard]] const void* lm_head() const { return lm_head_.size() == 0 ? embeddings_.data() : lm_head_.data(); }
 
+    /// One upload: where the values lie on the host and on the device.
+    struct Upload {
+        const float* host = nullptr;
+        void* device = nullptr;
+        std::int64_t count = 0;
+        Operand operand = Operand::kFp32;  ///< of the values on the device
+    };
+
 private:
     Operand operand_;
+    std::vector<Upload> uploads_;
     std::int64_t hidden_ = 0;
     std::int64_t vocab_ = 0;
     float norm_eps_ = 0.0F;

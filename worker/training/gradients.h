@@ -3,10 +3,9 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "core/tensor.h"
-#include "worker/training/parameters.h"
+#include "worker/training/flat_places.h"
 
 namespace fenwick {
 
@@ -18,7 +17,7 @@ public:
     /// Where the gradient of the value at `parameter` lies: of any value of any parameter. Parameters that follow each
     /// other in memory and in order (a stacked in_proj's) have gradients that do so too. Throws InternalError for a
     /// pointer outside all parameters.
-    [[nodiscard]] float* of(const float* parameter);
+    [[nodiscard]] float* of(const float* parameter) { return values_.data() + places_.of(parameter); }
     /// The same for a matrix of parameters whose rows follow each other.
     [[nodiscard]] MatrixView<float> of(MatrixView<const float> parameter) {
         return {of(parameter.data), parameter.rows, parameter.cols, parameter.stride};
@@ -28,12 +27,7 @@ public:
     void zero();
 
 private:
-    struct Range {
-        const float* first = nullptr;
-        std::int64_t size = 0;
-        std::int64_t offset = 0;  // in the flat vector
-    };
-    std::vector<Range> ranges_;  // ascending addresses
+    FlatPlaces places_;
     Buffer<float> values_;
 };
 

@@ -15,19 +15,6 @@ std::span<const float> span_of(const Buffer<float>& buffer) {
     return {buffer.data(), static_cast<std::size_t>(buffer.size())};
 }
 
-/// Calls part(parameter, its first element in the slice, the slice's first element of it, count) for every parameter
-/// that the slice touches.
-template <class Part>
-void for_parts(std::span<const Parameter> parameters, const Slice& slice, const Part& part) {
-    std::int64_t offset = 0;
-    for (const Parameter& parameter : parameters) {
-        const std::int64_t first = std::max(offset, slice.first);
-        const std::int64_t last = std::min(offset + parameter.size, slice.first + slice.size);
-        if (first < last) part(parameter, first - offset, first - slice.first, last - first);
-        offset += parameter.size;
-    }
-}
-
 Buffer<float> zeros(std::int64_t size) {
     Buffer<float> buffer(size);
     std::fill(buffer.begin(), buffer.end(), 0.0F);
@@ -42,6 +29,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<Parameter> parameters, Communicat
       threads_(threads),
       total_(parameter_floats(parameters_)),
       own_(slice_of(total_, world.size(), world.rank())),
+      runs_(slice_runs(parameters_, own_)),
       gradient_(own_.size),
       values_(own_.size),
       exp_avg_(zeros(own_.size)),
@@ -49,11 +37,6 @@ ShardedOptimizer::ShardedOptimizer(std::vector<Parameter> parameters, Communicat
     for_parts(parameters_, own_,
               [&](const Parameter& parameter, std::int64_t first, std::int64_t place, std::int64_t count) {
                   std::copy_n(parameter.values + first, count, values_.data() + place);
-                  if (!runs_.empty() && runs_.back().decayed == parameter.decayed) {
-                      runs_.back().size += count;
-                  } else {
-                      runs_.push_back({place, count, parameter.decayed});
-                  }
               });
 }
 
@@ -65,7 +48,7 @@ double ShardedOptimizer::reduce(Gradients& gradients) {
 }
 
 void ShardedOptimizer::step(const AdamW& hyper, std::int64_t update, float gradient_scale, Gradients& gradients) {
-    for (const Run& run : runs_) {
+    for (const SliceRun& run : runs_) {
         adamw_step(hyper, update, gradient_scale,
                    {run.size, gradient_.data() + run.first, values_.data() + run.first, exp_avg_.data() + run.first,
                     exp_avg_sq_.data() + run.first, run.decayed},

@@ -17,6 +17,7 @@
 #include "parallel/communicator.h"
 #include "worker/training/gradients.h"
 #include "worker/training/parameters.h"
+#include "worker/training/slice_parts.h"
 #include "worker/training/training_checkpoint.h"
 
 namespace fenwick {
@@ -49,12 +50,7 @@ private:
     int threads_;
     std::int64_t total_;
     Slice own_;
-    struct Run {
-        std::int64_t first = 0;  // in the slice
-        std::int64_t size = 0;
-        bool decayed = false;
-    };
-    std::vector<Run> runs_;
+    std::vector<SliceRun> runs_;
     Buffer<float> gradient_;
     Buffer<float> values_;
     Buffer<float> exp_avg_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <span>
 #include <utility>
@@ -15,23 +14,11 @@
 #include "kernels/backward/cross_entropy.h"
 #include "parallel/collectives.h"
 #include "worker/shard_cost.h"
+#include "worker/training/sharded_optimizer.h"
 #include "worker/training/training_data.h"
 
 namespace fenwick {
 namespace {
-
-/// Useful operations of the forward pass over a document of `tokens` tokens (DESIGN section 8).
-double forward_flops(const Model& model, std::int64_t tokens) {
-    const std::int64_t blocks = tokens >> kBlockBits;
-    const auto tail = static_cast<double>(tokens & (kBlockTokens - 1));
-    const double entering = static_cast<double>(kBlockTokens) * static_cast<double>(entering_states(blocks)) +
-                            tail * std::popcount(static_cast<std::uint64_t>(blocks));
-    double flops = static_cast<double>(tokens) * model.head_flops_per_token();
-    for (const LayerCost& cost : model.layer_costs()) {
-        flops += static_cast<double>(tokens) * cost.flops_per_token + entering * cost.flops_per_token_and_level;
-    }
-    return flops;
-}
 
 DatasetOptions options_of(const DataSettings& data) {
     return {data.sequence_tokens, data.batch_tokens, data.seed, true};
@@ -67,15 +54,15 @@ std::vector<double> from_all_ranks(Communicator& world, double own) {
 
 }  // namespace
 
-Trainer::Trainer(std::shared_ptr<Model> model, Communicator& world, const TrainSettings& settings, int threads)
+Trainer::Trainer(std::shared_ptr<Model> model, Communicator& world, const TrainSettings& settings, int threads,
+                 const Compute& compute)
     : model_(std::move(model)),
       world_(world),
       settings_(settings),
       ranks_(world, settings.sequence_ranks),
       data_(settings.data.files, options_of(settings.data)),
-      backprop_(model_, ranks_.group(), threads, {settings.recompute, static_cast<float>(settings.z_loss)}),
-      optimizer_(model_->parameters(), world, threads),
-      gradients_(optimizer_.parameters()) {
+      engine_(make_training_engine(model_, world, ranks_, {settings.recompute, static_cast<float>(settings.z_loss)},
+                                   threads, compute)) {
     check_vocabulary(data_, *model_, "data.files");
 }
 
@@ -127,19 +114,19 @@ StepResult Trainer::step() {
         return result;
     }
 
-    gradients_.zero();
+    engine_->zero_gradients();
     double own_nll = 0.0;
     const auto scale = static_cast<float>(1.0 / counts[kLabels]);
     std::int64_t bad_layer = kAllFinite;
     for (const Batch& batch : batches) {
-        const double part = backprop_.run(batch.documents, scale, gradients_).nll_sum;
-        if (!std::isfinite(part) && bad_layer == kAllFinite) bad_layer = bad_place(backprop_.first_not_finite());
+        const double part = engine_->run(batch.documents, scale).nll_sum;
+        if (!std::isfinite(part) && bad_layer == kAllFinite) bad_layer = bad_place(engine_->first_not_finite_rows());
         own_nll += part;
     }
     double nll = own_nll;
     all_sum(world_, std::span(&nll, 1));
     result.loss = nll / counts[kLabels];
-    result.gradient_norm = optimizer_.reduce(gradients_);
+    result.gradient_norm = engine_->reduce();
     if (!std::isfinite(nll) || !std::isfinite(result.gradient_norm)) {
         result.failure = why_not_finite(bad_layer, next.step);
         result.state = state_;
@@ -150,8 +137,7 @@ StepResult Trainer::step() {
     const AdamW hyper{result.learning_rate, settings.beta1, settings.beta2, settings.eps, settings.weight_decay};
     ++next.updates;
     next.loss = result.loss;
-    optimizer_.step(hyper, next.updates, clipped ? static_cast<float>(settings.clip_norm / result.gradient_norm) : 1.0F,
-                    gradients_);
+    engine_->step(hyper, next.updates, clipped ? static_cast<float>(settings.clip_norm / result.gradient_norm) : 1.0F);
     state_ = next;
     return result;
 }
@@ -171,30 +157,27 @@ std::string Trainer::why_not_finite(std::int64_t bad_layer, std::int64_t step) {
         return fmt::format("step {}: rank {}: the loss is not finite: {}", step, first - layers.begin(), where);
     }
     // Flat position + 1 of this rank's first bad gradient, before it was summed over ranks; 0: none.
-    const std::span<const float> all = gradients_.all();
-    const auto bad = std::find_if(all.begin(), all.end(), [](float value) { return !std::isfinite(value); });
-    const std::vector<double> places =
-        from_all_ranks(world_, bad == all.end() ? 0.0 : static_cast<double>(bad - all.begin()) + 1.0);
+    const std::optional<std::int64_t> bad = engine_->first_not_finite_gradient();
+    const std::vector<double> places = from_all_ranks(world_, bad ? static_cast<double>(*bad) + 1.0 : 0.0);
     const auto bad_gradient = std::find_if(places.begin(), places.end(), [](double place) { return place > 0.0; });
     if (bad_gradient == places.end()) {
         return fmt::format("step {}: the gradients of all ranks together are beyond the range of fp32", step);
     }
     auto place = static_cast<std::int64_t>(*bad_gradient) - 1;
-    auto parameter = optimizer_.parameters().begin();
+    auto parameter = engine_->parameters().begin();
     for (; place >= parameter->size; ++parameter) place -= parameter->size;
     return fmt::format("step {}: rank {}: the gradient of {} is not finite", step, bad_gradient - places.begin(),
                        parameter->name);
 }
 
-std::filesystem::path Trainer::save(const std::filesystem::path& folder, const std::string& model_config,
-                                    int keep) const {
-    const CheckpointHead head{state_.step, parameter_table(optimizer_.parameters()), model_config,
+std::filesystem::path Trainer::save(const std::filesystem::path& folder, const std::string& model_config, int keep) {
+    const CheckpointHead head{state_.step, parameter_table(engine_->parameters()), model_config,
                               to_json(state_, settings_.data, data_)};
-    return write_training_checkpoint(world_, folder, head, optimizer_.slice(), keep);
+    return write_training_checkpoint(world_, folder, head, engine_->slice(), keep);
 }
 
 void Trainer::restore(const TrainingCheckpoint& checkpoint, const std::string& model_config) {
-    checkpoint.check_model(model_config, parameter_table(optimizer_.parameters()));
+    checkpoint.check_model(model_config, parameter_table(engine_->parameters()));
     const std::string source = (checkpoint.folder() / "manifest.json").string();
     const ConfigReader state(checkpoint.head().state, source);
     const auto data = state.get_object("data");
@@ -216,7 +199,7 @@ void Trainer::restore(const TrainingCheckpoint& checkpoint, const std::string& m
     next.labels = state.require_int("labels");
     next.position = {state.require_int("epoch"), state.require_int("item")};
     if (!state.is_null("loss")) next.loss = state.require_double("loss");
-    optimizer_.restore(checkpoint);
+    engine_->restore(checkpoint);
     state_ = next;
 }
 

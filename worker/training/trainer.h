@@ -12,12 +12,10 @@
 
 #include "parallel/communicator.h"
 #include "worker/model.h"
-#include "worker/training/backprop.h"
 #include "worker/training/dataset.h"
-#include "worker/training/gradients.h"
-#include "worker/training/sharded_optimizer.h"
 #include "worker/training/train_settings.h"
 #include "worker/training/training_checkpoint.h"
+#include "worker/training/training_engine.h"
 #include "worker/training/training_ranks.h"
 
 namespace fenwick {
@@ -50,8 +48,9 @@ class Trainer {
 public:
     /// Collective over `world`, which outlives this object. `model`: this rank's own, loaded for training; it changes
     /// with every step. `folder`: where the model came from. Throws UsageError for a world that does not fit
-    /// `settings.sequence_ranks`, DataError for data that the model has no ids for.
-    Trainer(std::shared_ptr<Model> model, Communicator& world, const TrainSettings& settings, int threads);
+    /// `settings.sequence_ranks`, DataError for data that the model has no ids for, and as make_training_engine.
+    Trainer(std::shared_ptr<Model> model, Communicator& world, const TrainSettings& settings, int threads,
+            const Compute& compute = {});
 
     /// Collective.
     [[nodiscard]] StepResult step();
@@ -60,16 +59,17 @@ public:
     [[nodiscard]] const Dataset& data() const { return data_; }
     [[nodiscard]] const TrainingRanks& ranks() const { return ranks_; }
     /// This rank's part of values and moments.
-    [[nodiscard]] CheckpointSlice slice() const { return optimizer_.slice(); }
+    [[nodiscard]] CheckpointSlice slice() { return engine_->slice(); }
+    [[nodiscard]] TrainingEngine& engine() { return *engine_; }
 
     /// Collective. `model_config`: text of the model's config.json. Throws as write_training_checkpoint.
-    std::filesystem::path save(const std::filesystem::path& folder, const std::string& model_config, int keep) const;
+    std::filesystem::path save(const std::filesystem::path& folder, const std::string& model_config, int keep);
     /// Goes on from a checkpoint of whatever world, once `publish` has been called as well. `model_config` as in
     /// `save`. Throws DataError when it belongs to another model or is damaged, UsageError when its position in the
     /// data means nothing here.
     void restore(const TrainingCheckpoint& checkpoint, const std::string& model_config);
     /// Collective, after all ranks' `restore`: every rank's model gets the restored values.
-    void publish() { optimizer_.publish(gradients_); }
+    void publish() { engine_->publish(); }
 
 private:
     struct Batch {
@@ -85,9 +85,7 @@ private:
     TrainSettings settings_;
     TrainingRanks ranks_;
     Dataset data_;
-    Backprop backprop_;
-    ShardedOptimizer optimizer_;
-    Gradients gradients_;
+    std::unique_ptr<TrainingEngine> engine_;
     TrainerState state_;
 };
 

@@ -28,7 +28,7 @@ MeanLoss mean(double sum, double labels) {
 }  // namespace
 
 Validation::Validation(std::shared_ptr<const Model> model, Communicator& world, const TrainingRanks& ranks,
-                       const TrainSettings& settings, int threads)
+                       const TrainSettings& settings, TrainingEngine& engine)
     : model_(std::move(model)),
       world_(world),
       ranks_(ranks),
@@ -36,7 +36,7 @@ Validation::Validation(std::shared_ptr<const Model> model, Communicator& world, 
       data_(settings.validation.files,
             {settings.validation.sequence_tokens,
              std::max(settings.data.batch_tokens, settings.validation.sequence_tokens), 0, false}),
-      prefill_(model_, ranks.group(), threads) {
+      engine_(engine) {
     check_vocabulary(data_, *model_, "validation.files");
 }
 
@@ -49,22 +49,21 @@ ValidationResult Validation::run() {
     for (std::int64_t batch = 0; batch < batches_ && position.epoch == 0 && position.item < data_.items(); ++batch) {
         const std::vector<Sequence> sequences = data_.next(position);
         if (batch % ranks_.groups() != ranks_.group_number()) continue;
+        std::vector<TrainingDocument> documents;
+        std::size_t rows = 0;
         for (const Sequence& sequence : sequences) {
-            TrainingDocument own = own_part(sequence, cost, ranks_.group());
-            std::vector<bool> scored;
-            scored.reserve(own.targets.size());
-            for (std::int32_t& target : own.targets) {
-                scored.push_back(target != kNoTarget);
-                if (target == kNoTarget) target = 0;  // a loss that is not looked at
-            }
-            nll.resize(own.targets.size());
-            prefill_.reset();
-            prefill_.run_pass(own.plan, own.tokens, own.targets, nll);
+            documents.push_back(own_part(sequence, cost, ranks_.group()));
+            rows += documents.back().targets.size();
+        }
+        nll.resize(rows);
+        engine_.losses(documents, nll);
+        auto loss = nll.cbegin();
+        for (const TrainingDocument& own : documents) {
             const std::int64_t first = own.plan.shard(ranks_.group().rank()).first_token;
-            for (std::size_t i = 0; i < nll.size(); ++i) {
-                if (!scored[i]) continue;
+            for (std::size_t i = 0; i < own.targets.size(); ++i, ++loss) {
+                if (own.targets[i] == kNoTarget) continue;
                 const std::size_t bucket = bucket_of(first + static_cast<std::int64_t>(i));
-                sums[bucket] += static_cast<double>(nll[i]);
+                sums[bucket] += static_cast<double>(*loss);
                 sums[kBuckets + bucket] += 1.0;
             }
         }

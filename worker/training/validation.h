@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "parallel/communicator.h"
-#include "worker/prefill.h"
 #include "worker/training/dataset.h"
 #include "worker/training/train_settings.h"
+#include "worker/training/training_engine.h"
 #include "worker/training/training_ranks.h"
 
 namespace fenwick {
@@ -29,10 +29,10 @@ struct ValidationResult {
 
 class Validation {
 public:
-    /// `world` and `ranks` outlive this object; `model` is read at every run, as it is then. Throws as Dataset, and
-    /// DataError for data that the model has no ids for.
+    /// `world`, `ranks` and `engine`, whose values are taken as they are at every run, outlive this object; `model` is
+    /// the engine's. Throws as Dataset, and DataError for data that the model has no ids for.
     Validation(std::shared_ptr<const Model> model, Communicator& world, const TrainingRanks& ranks,
-               const TrainSettings& settings, int threads);
+               const TrainSettings& settings, TrainingEngine& engine);
 
     /// Collective. The first micro-batches of the files' order, each whole document or piece from an empty state.
     [[nodiscard]] ValidationResult run();
@@ -43,7 +43,7 @@ private:
     const TrainingRanks& ranks_;
     std::int64_t batches_;
     Dataset data_;
-    Prefill prefill_;
+    TrainingEngine& engine_;
 };
 
 }  // namespace fenwick

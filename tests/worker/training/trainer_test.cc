@@ -11,6 +11,7 @@
 #include "core/errors.h"
 #include "core/files.h"
 #include "tests/worker/training/training_runs.h"
+#include "worker/training/cpu_engine.h"
 #include "worker/training/validation.h"
 
 using namespace fenwick;
@@ -345,7 +346,9 @@ TEST_CASE("validation: the loss that training sees, over groups and by position"
         ValidationResult result;
         run_thread_ranks(shape.ranks, [&](Communicator& world) {
             const TrainingRanks ranks(world, settings.sequence_ranks);
-            Validation validation(Model::load(model), world, ranks, settings, 1);
+            const std::shared_ptr<Model> own = Model::load_for_training(model);
+            CpuEngine engine(own, world, ranks.group(), {}, 1);
+            Validation validation(own, world, ranks, settings, engine);
             const ValidationResult here = validation.run();
             if (world.rank() == 0) result = here;
         });

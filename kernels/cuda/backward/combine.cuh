@@ -1,0 +1,75 @@
+// One element of what combine's and carry's gradients are made of; kernels/backward/summary.h has the formulas.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/mixer_shape.h"
+
+namespace fenwick::cuda::backward {
+
+/// The sizes of one head's (A, S).
+struct HeadSizes {
+    TransitionAlgebra algebra;
+    int heads, dk, dv;
+    std::int64_t transition;  ///< floats of A
+    std::int64_t state;       ///< floats of S
+};
+
+[[nodiscard]] inline HeadSizes head_sizes(const MixerShape& shape) {
+    const std::int64_t dk = shape.key_dim;
+    const std::int64_t transition = shape.algebra == TransitionAlgebra::kMatrix     ? dk * dk
+                                    : shape.algebra == TransitionAlgebra::kDiagonal ? dk
+                                                                                    : 1;
+    return {shape.algebra, static_cast<int>(shape.heads), static_cast<int>(dk), static_cast<int>(shape.value_dim),
+            transition,    dk * shape.value_dim};
+}
+
+#if defined(__CUDACC__)
+
+__device__ inline float node_decay(const HeadSizes& sizes, const float* a, int row) {
+    return expf(fmaxf(a[sizes.algebra == TransitionAlgebra::kDiagonal ? row : 0], -1000.0F));
+}
+
+/// (A x)[row, column], x [d_k, columns].
+__device__ inline float apply(const HeadSizes& sizes, const float* a, const float* x, int row, int column,
+                              int columns) {
+    if (sizes.algebra != TransitionAlgebra::kMatrix) return node_decay(sizes, a, row) * x[row * columns + column];
+    float sum = 0.0F;
+    for (int c = 0; c < sizes.dk; ++c) sum = fmaf(a[row * sizes.dk + c], x[c * columns + column], sum);
+    return sum;
+}
+
+/// (A^T x)[row, column].
+__device__ inline float apply_transposed(const HeadSizes& sizes, const float* a, const float* x, int row, int column,
+                                         int columns) {
+    if (sizes.algebra != TransitionAlgebra::kMatrix) return node_decay(sizes, a, row) * x[row * columns + column];
+    float sum = 0.0F;
+    for (int c = 0; c < sizes.dk; ++c) sum = fmaf(a[c * sizes.dk + row], x[c * columns + column], sum);
+    return sum;
+}
+
+/// Element (row, column) of x y^T, both [d_k, columns].
+__device__ inline float outer(const float* x, const float* y, int row, int column, int columns) {
+    float sum = 0.0F;
+    for (int j = 0; j < columns; ++j) sum = fmaf(x[row * columns + j], y[column * columns + j], sum);
+    return sum;
+}
+
+/// What the log decay `part` (of sizes.transition) gets of d [d_k, d_v] against A x: exp(a) <d, x> over its rows. All
+/// threads of the block; the same bits in each. `scratch` as block_sum's.
+template <class BlockSum>
+__device__ inline float decay_gradient(const HeadSizes& sizes, const float* a, const float* d, const float* x, int part,
+                                       const BlockSum& block_sum) {
+    const bool diagonal = sizes.algebra == TransitionAlgebra::kDiagonal;
+    const std::int64_t first = diagonal ? static_cast<std::int64_t>(part) * sizes.dv : 0;
+    const std::int64_t count = diagonal ? sizes.dv : sizes.state;
+    float sum = 0.0F;
+    for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum = fmaf(d[first + i], x[first + i], sum);
+    return node_decay(sizes, a, part) * block_sum(sum);
+}
+
+#endif
+
+}  // namespace fenwick::cuda::backward

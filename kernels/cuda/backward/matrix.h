@@ -1,0 +1,113 @@
+// The matrix algebra's gradients on the matrix units: DESIGN section 3's chunk form, chunk by chunk.
+//
+// With S = (Q K^T) * D, N = strictly_lower(K K^T * D), T = (I + diag(b) N)^-1 diag(b), W = T (e^G * K), U = T V,
+// Q~ = e^G * Q - S W and P = S T, a chunk takes a state X to
+//
+//   X' = e^(G_C) X + K^^T V',   V' = (U, where it writes) - W X,   K^ = e^(G_C - G) * K
+//   O += lambda * Q~ X where it reads, and its own pairs:  O += (P * Lambda) V
+//
+// and back:
+//
+//   dV' = K^ dX',   dX = e^(G_C) dX' - W^T dV' + Q~^T (lambda * dO)
+//   dQ~ += lambda * dO X^T,   dW -= dV' X^T,   dK^ += V' dX'^T,   dU += dV' where it writes
+//   dP = (dO V^T) * Lambda,   dW -= S^T dQ~,   dS = dP T^T - dQ~ W^T,
+//   dT = S^T dP + dW (e^G * K)^T + dU V^T,   dV = (P * Lambda)^T dO + T^T dU,   R = T^T dT,
+//   dN = -strictly_lower(R T^T),   d beta_i = sum over j of ((dT - N^T R) * (I - N T))_ij
+//   dQ = e^G * dQ~ + (dS * D) K,   dK = e^G * (T^T dW) + e^(G_C - G) * dK^ + (dS * D)^T Q + (dN * D) K + (dN * D)^T K
+//
+// (N^T R: of the inverse A = (I + diag(b) N)^-1 one has A^T dT = dT - N^T T^T dT; no division by b.) A log decay gets
+// the pairs dS * S + dN * N that cross its token, e^G's products from it on, e^(G_C - G)'s before it, and e^(G_C) <dX',
+// X>.
+//
+// The walks of a block, each a state X with one gradient: linear: what enters, which all chunks read and write;
+// log-linear: for each bit < 6 of the chunk's number its pairs of runs (the left one writes, the right one reads), and
+// every state that enters; in the step of the block summaries: the block's own state, and A (from I, neither written
+// nor read).
+//
+//   matrix_prepare  T, W, U, Q~ of every chunk
+//   matrix_walks    X and V' forward, dX' and dV' back, by columns of 64
+//   matrix_rows     everything per token
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/backward/call.h"
+
+namespace fenwick::cuda::backward {
+
+inline constexpr int kMatrixMostSlots = 16;  ///< states that may enter a block
+inline constexpr int kMatrixMostWalks = kChunkBits + kMatrixMostSlots;
+
+/// What all kernels of one batch of blocks share. "Tile": 64 x 64 bf16 as tile.cuh lays them; a matrix [64 or d_k, n]
+/// is panels of 64 columns, a state [d_k, 64 columns] one panel of d_k rows.
+struct Matrix {
+    Call call;
+    int heads = 0, heads_per_key = 0, key_dim = 0, value_dim = 0, levels = 0;
+    int tiles = 0;       ///< of 64 value columns a head
+    int walks = 0;       ///< of a block
+    int walk_tiles = 0;  ///< places for 64-column tiles of a walk: `tiles`, or more where A's columns need them
+    int slots = 1;
+    bool linear = false;
+    bool summaries = false;  ///< the step of the block summaries
+    std::int64_t rows = 0;
+    std::int64_t padded_rows = 0;
+    std::int64_t blocks_at_once = 0;
+    std::int64_t batch_block = 0;
+    std::int64_t batch_blocks = 0;
+
+    double* cumulative = nullptr;  ///< [heads][padded_rows]: G, inclusive, from each block's start
+    // By chunk of the batch, then head.
+    __nv_bfloat16* triangle = nullptr;  ///< T [64, 64]
+    __nv_bfloat16* removes = nullptr;   ///< W [64, d_k]
+    __nv_bfloat16* reads = nullptr;     ///< Q~ [64, d_k]
+    __nv_bfloat16* writes = nullptr;    ///< U [64, tiles * 64]
+    // By chunk of the batch, walk, head and tile.
+    __nv_bfloat16* states = nullptr;     ///< X before the chunk [d_k, 64]
+    __nv_bfloat16* values = nullptr;     ///< e^(G_C - G) * V' [64, 64]
+    __nv_bfloat16* d_states = nullptr;   ///< dX' after the chunk [d_k, 64]
+    __nv_bfloat16* d_values = nullptr;   ///< -dV' [64, 64]
+    const float* entering = nullptr;     ///< E  [batch blocks][slots][heads][d_k, d_v]
+    float* d_entering = nullptr;         ///< dE, the same
+    const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k + d_v]: dA, then dS
+    float* d_q = nullptr;                ///< [heads][rows of the batch][d_k], where heads share keys
+    float* d_k = nullptr;
+
+    [[nodiscard]] constexpr std::int64_t state_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
+};
+
+/// One walk of one block, as the kernels see it.
+struct MatrixWalk {
+    int bit;  ///< of the chunks' numbers; -1: one run
+    bool reads, writes, there;
+    int level;  ///< of lambda
+    int tiles;  ///< of 64 columns
+    int columns;
+    const float* first;  ///< X before the block [d_k, columns], or null: zero, or (identity) I
+    bool identity;
+    float* d_first;     ///< gets dX before the block, or null
+    const float* last;  ///< dX' after the block, or null: zero
+
+    /// The chunk that follows the left run of the pair of `chunk`.
+    [[nodiscard]] constexpr int end(int chunk) const { return ((chunk >> (bit + 1)) << (bit + 1)) + (1 << bit); }
+    /// Whether the chunk has a part in it.
+    [[nodiscard]] constexpr bool takes(int chunk, int chunks) const { return bit < 0 || end(chunk) < chunks; }
+    [[nodiscard]] constexpr bool reads_at(int chunk) const { return reads && (bit < 0 || (chunk >> bit & 1) != 0); }
+    [[nodiscard]] constexpr bool writes_at(int chunk) const { return writes && (bit < 0 || (chunk >> bit & 1) == 0); }
+};
+
+[[nodiscard]] bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t rows,
+                                      std::int64_t first_block);
+/// `slots`: the tree's.
+[[nodiscard]] Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver);
+
+/// As the plain path's; gradients of rows are overwritten.
+void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree);
+/// Gradients of rows are added to.
+void launch_matrix_summaries(const Matrix& plan, const Call& call, std::int64_t blocks, const float* d_summaries);
+
+// The parts of these two.
+void launch_matrix_prepare(const Matrix& m);
+void launch_matrix_walks(const Matrix& m);
+void launch_matrix_rows(const Matrix& m);
+
+}  // namespace fenwick::cuda::backward

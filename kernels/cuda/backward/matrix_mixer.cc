@@ -1,0 +1,99 @@
+// The matrix algebra's entry points: what the kernels share, and the order of their launches.
+#include <algorithm>
+
+#include "core/errors.h"
+#include "kernels/cuda/backward/cumulative.h"
+#include "kernels/cuda/backward/matrix.h"
+#include "kernels/cuda/backward/sum_heads.h"
+#include "kernels/cuda/shared_memory.h"
+#include "kernels/summary.h"
+
+namespace fenwick::cuda::backward {
+namespace {
+
+std::int64_t blocks_of(std::int64_t rows) {
+    return (rows + kBlockTokens - 1) / kBlockTokens;
+}
+
+// body(plan of a batch): the shard's first `blocks` blocks, as many at a time as the workspace takes.
+template <class Body>
+void in_batches(Matrix plan, const Call& call, std::int64_t blocks, const Body& body) {
+    check_alignment(call);
+    plan.call = call;
+    launch_cumulative(call, plan.padded_rows, plan.cumulative);
+    for (std::int64_t b = 0; b < blocks; b += plan.blocks_at_once) {
+        plan.batch_block = b;
+        plan.batch_blocks = std::min(plan.blocks_at_once, blocks - b);
+        body(plan);
+        launch_matrix_prepare(plan);
+        launch_matrix_walks(plan);
+        launch_matrix_rows(plan);
+    }
+}
+
+}  // namespace
+
+bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block) {
+    constexpr int kSharedBytes = 227 * 1024;
+    return shape.algebra == TransitionAlgebra::kMatrix && operand == Operand::kBf16 &&
+           (shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % 8 == 0 && shape.levels <= 64 &&
+           (first_block + blocks_of(rows)) >> kMatrixMostSlots == 0 && most_shared_bytes() >= kSharedBytes;
+}
+
+Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
+    constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;  // of the walks' tiles, or what one block takes
+    Matrix m;
+    m.heads = static_cast<int>(shape.heads);
+    m.heads_per_key = static_cast<int>(shape.heads / shape.key_heads);
+    m.key_dim = static_cast<int>(shape.key_dim);
+    m.value_dim = static_cast<int>(shape.value_dim);
+    m.levels = static_cast<int>(shape.levels);
+    m.tiles = static_cast<int>((shape.value_dim + 63) / 64);
+    m.linear = !shape.log_linear();
+    m.slots = slots;
+    m.walks = m.linear ? 1 : kChunkBits + slots;
+    m.walk_tiles = m.tiles;
+    m.rows = rows;
+    const std::int64_t blocks = blocks_of(rows);
+    m.padded_rows = blocks * kBlockTokens;
+    // The step of the summaries has two walks, the second one of d_k columns.
+    const std::int64_t places = std::max<std::int64_t>(static_cast<std::int64_t>(m.walks) * m.walk_tiles,
+                                                       2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
+    const std::int64_t block_chunks = kChunksPerBlock * m.heads;
+    const std::int64_t place_elements = 2 * (m.state_elements() + kChunk * kChunk);
+    m.blocks_at_once = std::clamp<std::int64_t>(kMostBytes / (block_chunks * places * place_elements * 2), 1,
+                                                std::max<std::int64_t>(blocks, 1));
+    const std::int64_t chunks = m.blocks_at_once * block_chunks;
+    m.cumulative = carver.take<double>(m.heads * m.padded_rows);
+    m.triangle = carver.take<__nv_bfloat16>(chunks * kChunk * kChunk);
+    m.removes = carver.take<__nv_bfloat16>(chunks * m.state_elements());
+    m.reads = carver.take<__nv_bfloat16>(chunks * m.state_elements());
+    m.writes = carver.take<__nv_bfloat16>(chunks * m.tiles * kChunk * kChunk);
+    m.states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
+    m.d_states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
+    m.values = carver.take<__nv_bfloat16>(chunks * places * kChunk * kChunk);
+    m.d_values = carver.take<__nv_bfloat16>(chunks * places * kChunk * kChunk);
+    if (m.heads_per_key > 1) {
+        m.d_q = carver.take<float>(chunks * kChunk * m.key_dim);
+        m.d_k = carver.take<float>(chunks * kChunk * m.key_dim);
+    }
+    return m;
+}
+
+void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree) {
+    in_batches(plan, call, tree.blocks, [&](Matrix& m) {
+        m.entering = tree.states + tree.place(m.batch_block);
+        m.d_entering = tree.d_states + tree.place(m.batch_block);
+    });
+}
+
+void launch_matrix_summaries(const Matrix& plan, const Call& call, std::int64_t blocks, const float* d_summaries) {
+    in_batches(plan, call, blocks, [&](Matrix& m) {
+        m.summaries = true;
+        m.walks = 2;
+        m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
+        m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
+    });
+}
+
+}  // namespace fenwick::cuda::backward

@@ -1,0 +1,389 @@
+// Everything that is per token: one thread block a chunk of a head. The walks' tiles come by columns of 64; then the
+// chunk's own products (matrix.h has the formulas).
+#include <algorithm>
+
+#include "core/cuda/check.h"
+#include "kernels/cuda/backward/matrix_rows.cuh"
+#include "kernels/cuda/backward/sum_heads.h"
+#include "kernels/cuda/operand.h"
+#include "kernels/cuda/shared_memory.h"
+
+namespace fenwick::cuda::backward {
+namespace {
+
+// kSummaries: the walks of the block's own summary; gradients are added to what is there.
+template <int kKeyDim, bool kSummaries>
+__global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
+    matrix_rows_kernel(const __grid_constant__ Matrix m) {
+    using C = MatrixTiles<kKeyDim>;
+    constexpr int kPanels = C::kPanels;
+    constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
+    constexpr auto kDepth = Rows::kDepth;
+    constexpr auto kColumns = Rows::kColumns;
+    extern __shared__ char memory[];
+    const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
+    char* aligned = memory + (start - shared_address(memory));
+    auto& shared = *reinterpret_cast<MatrixShared<kPanels>*>(aligned + C::kShared);
+    const int t = static_cast<int>(threadIdx.x);
+    const int lane = t % 32;
+    const int warp = t / 32 % 4;
+    const int panel = t / 128;
+    const int row = 16 * warp + lane / 4;  // and row + 8
+    const int own_first = panel * kOwn;
+    const std::int64_t number = blockIdx.x / static_cast<unsigned>(m.heads);
+    const MatrixChunk c = chunk_of(m, number, static_cast<int>(blockIdx.x % static_cast<unsigned>(m.heads)));
+    const MixerInputs& in = m.call.inputs;
+    const MixerGradients& g = m.call.gradients;
+    const std::int64_t key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
+    const std::int64_t value_column = static_cast<std::int64_t>(c.head) * m.value_dim;
+
+    const OwnPlaces<kKeyDim> places{aligned, t};
+    const auto own_row = [&](int i) { return places.row(i); };
+    const auto own_column = [&](int i) { return places.column(i); };
+    const auto pair_at = [&](int tile, int r, int column) { return places.pair(tile, r, column); };
+    const auto copy = [&](int to, const __nv_bfloat16* from, int bytes) {
+        copy_pieces<C::kThreads>(start + to, from, bytes, t);
+    };
+    const auto copy_values = [&](int to, const void* all, std::int64_t stride, int tile) {
+        copy_rows<8, C::kThreads>(start + to,
+                                  static_cast<const __nv_bfloat16*>(all) + c.first * stride + value_column + tile * 64,
+                                  stride, c.rows, (m.value_dim - tile * 64) / 8, t);
+    };
+    const auto written = [&] {  // makes copies that have come and ordinary stores visible to all
+        fence_for_wgmma();
+        __syncthreads();
+    };
+
+    const auto copy_keys = [&](int to, const void* all, std::int64_t stride) {
+        copy_rows<kKeyDim / 8, C::kThreads>(start + to,
+                                            static_cast<const __nv_bfloat16*>(all) + c.first * stride + key_column,
+                                            stride, c.rows, kKeyDim / 8, t);
+    };
+    copy_keys(C::kQ, in.q, in.q_stride);
+    copy_keys(C::kK, in.k, in.k_stride);
+    copy(C::kReads, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+    copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
+    copy(C::kT, m.triangle + c.place * kChunk * kChunk, kPanelBytes);
+    copy_async_commit();
+    fill_shared<kKeyDim, kSummaries>(m, c, shared, t);
+    const int count = shared.count;
+    // The states of walks and tiles come one ahead; walk `ahead` of tile `ahead_tile` is the next to be fetched.
+    int ahead = -1;
+    int ahead_tile = 0;
+    const auto fetch_ahead = [&] {
+        if (count > 0) {
+            do {
+                if (++ahead == count) {
+                    ahead = 0;
+                    ++ahead_tile;
+                }
+            } while (ahead_tile < m.walk_tiles && ahead_tile >= shared.walks[ahead].tiles);
+            if (ahead_tile < m.walk_tiles) {
+                const std::int64_t place = walk_place(m, number, shared.numbers[ahead], c.head, ahead_tile);
+                copy(C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
+                copy(C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
+            }
+        }
+        copy_async_commit();
+    };
+    fetch_ahead();
+    copy_async_wait<1>();
+    written();
+
+    form_scores<kKeyDim, kSummaries>(shared, places, start);
+
+    float d_reads[32] = {};       // dQ~, columns [64 panel, + 64)
+    float d_removes[32] = {};     // dW
+    float d_keys[32] = {};        // e^(G_C - G) * dK^
+    float scores[kOwn / 2] = {};  // dO V^T
+    float solved[kOwn / 2] = {};  // dU V^T
+    float across = 0.0F;          // <dX', X>
+    for (int tile = 0; tile < m.walk_tiles; ++tile) {
+        const bool has_values = tile < m.tiles;
+        if (has_values) {
+            copy_values(C::kV, in.v, in.v_stride, tile);
+            if (!kSummaries) copy_values(C::kD, m.call.d_out, m.call.d_out_stride, tile);
+        }
+        float d_written[kOwn / 2] = {};
+#pragma unroll 1
+        for (int e = 0; e < count; ++e) {
+            const MatrixWalk& walk = shared.walks[e];
+            if (tile >= walk.tiles) continue;
+            const std::int64_t place = walk_place(m, number, shared.numbers[e], c.head, tile);
+            copy(C::kValues, m.values + place * kChunk * kChunk, kPanelBytes);
+            copy(C::kDValues, m.d_values + place * kChunk * kChunk, kPanelBytes);
+            copy_async_commit();
+            copy_async_wait<0>();
+            written();
+            const std::uint32_t x = start + C::kX + panel * kPanelBytes;
+            if (!kSummaries && walk.reads_at(c.chunk)) {
+                float part[32];
+                multiply_group<kColumns, false, false>(part, start + C::kD, x, warp, lane);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int r = row + 8 * half;
+                    const float lambda = shared.lambda[(kOwnLevels + e) * kChunk + r];
+                    float dot = 0.0F;
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        const std::uint32_t both = *pair_at(C::kReads + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
+                        const int at = 4 * j + 2 * half;
+                        dot = fmaf(low_bf16(both), part[at], dot);
+                        dot = fmaf(high_bf16(both), part[at + 1], dot);
+                        d_reads[at] = fmaf(lambda, part[at], d_reads[at]);
+                        d_reads[at + 1] = fmaf(lambda, part[at + 1], d_reads[at + 1]);
+                    }
+                    dot = sum_quad(dot);
+                    if (lane % 4 == 0) shared.dots[panel][e * kChunk + r] += dot;
+                }
+            }
+            multiply_group<kColumns, false, true>(d_removes, start + C::kDValues, x, warp, lane);
+            multiply_group<kColumns, false, true>(d_keys, start + C::kValues, start + C::kDX + panel * kPanelBytes,
+                                                  warp, lane);
+            for (int i = t; i < C::kKeyBytes / 4; i += C::kThreads) {
+                const std::uint32_t state = reinterpret_cast<const std::uint32_t*>(aligned + C::kX)[i];
+                const std::uint32_t gradient = reinterpret_cast<const std::uint32_t*>(aligned + C::kDX)[i];
+                across = fmaf(low_bf16(state), low_bf16(gradient), across);
+                across = fmaf(high_bf16(state), high_bf16(gradient), across);
+            }
+            if (walk.writes_at(c.chunk)) {
+#pragma unroll
+                for (int i = 0; i < kOwn / 2; i += 2) {
+                    const std::uint32_t both = *pair_at(C::kDValues, own_row(i), own_column(i));
+                    d_written[i] -= low_bf16(both);
+                    d_written[i + 1] -= high_bf16(both);
+                }
+            }
+            __syncthreads();
+            fetch_ahead();
+        }
+        if (!has_values) continue;
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            *pair_at(C::kValues, own_row(i), own_column(i)) = pack_bf16(d_written[i], d_written[i + 1]);
+        }
+        if (count == 0) {  // else v and dO came with the first walk's tiles
+            copy_async_commit();
+            copy_async_wait<0>();
+        }
+        written();
+        multiply_tiles<kOwn, kColumns, false>(solved, start + C::kValues, start + C::kV, own_first, warp, lane);
+        float d_v[kOwn / 2] = {};
+        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, start + C::kValues, own_first, warp, lane);
+        if constexpr (!kSummaries) {
+            multiply_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);
+            multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = own_row(i);
+            const int column = tile * 64 + own_column(i);
+            if (r >= c.rows || column >= m.value_dim) continue;
+            float* to = g.v + (c.first + r) * g.v_stride + value_column + column;
+            put(to, d_v[i], kSummaries);
+            put(to + 1, d_v[i + 1], kSummaries);
+        }
+        __syncthreads();
+    }
+    across = sum_warp(across);
+    if (lane == 0) shared.across[t / 32] = across;
+
+    if (!kSummaries && !m.linear) {
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = own_row(i);
+            const int column = own_column(i);
+            const std::uint32_t p = *pair_at(C::kP, r, column);
+            shared.pairs[r * kPitch + column] = scores[i] * low_bf16(p);
+            shared.pairs[r * kPitch + column + 1] = scores[i + 1] * high_bf16(p);
+        }
+        write_lambda<kKeyDim>(m, c, shared, reinterpret_cast<float*>(aligned + C::kX), t);
+    }
+
+    float pairs[kOwn / 2] = {};  // dS * S + dN * N
+    if constexpr (!kSummaries) {
+        // dQ~ and dP as tiles; dW -= S^T dQ~; dS, of which S * dS and D * dS are wanted.
+        store_tile(d_reads, aligned + C::kX + panel * kPanelBytes, row, lane);
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = own_row(i);
+            const int column = own_column(i);
+            *pair_at(C::kValues, r, column) = pack_bf16(scores[i] * pair_lambda(shared, r, column),
+                                                        scores[i + 1] * pair_lambda(shared, r, column + 1));
+        }
+        written();
+        float part[32];
+        multiply_group<kDepth, true, false>(part, start + C::kS, start + C::kX + panel * kPanelBytes, warp, lane);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) d_removes[i] -= part[i];
+        float removed[kOwn / 2] = {};
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i) {
+            multiply_tiles<kOwn, kColumns, false>(removed, start + C::kX + i * kPanelBytes,
+                                                  start + C::kRemoves + i * kPanelBytes, own_first, warp, lane);
+        }
+        float d_s[kOwn / 2] = {};
+        multiply_tiles<kOwn, kColumns, false>(d_s, start + C::kValues, start + C::kT, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = own_row(i);
+            const int column = own_column(i);
+            const float s0 = d_s[i] - removed[i];
+            const float s1 = d_s[i + 1] - removed[i + 1];
+            const std::uint32_t s = *pair_at(C::kS, r, column);
+            pairs[i] = s0 * low_bf16(s);
+            pairs[i + 1] = s1 * high_bf16(s);
+            *pair_at(C::kV, r, column) =
+                pack_bf16(s0 * pair_decay(shared, r, column), s1 * pair_decay(shared, r, column + 1));
+        }
+    }
+    store_tile(d_removes, aligned + C::kDX + panel * kPanelBytes, row, lane);
+    written();  // dW and dS * D; dP has been read
+    {           // dT
+        float by_key[kOwn / 2] = {};
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i) {
+            multiply_tiles<kOwn, kColumns, false>(by_key, start + C::kDX + i * kPanelBytes,
+                                                  start + C::kK + i * kPanelBytes, own_first, warp, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; ++i) {
+            const int r = own_row(i);
+            const int column = own_column(i & ~1) + (i & 1);
+            solved[i] = column <= r ? fmaf(by_key[i], shared.decay[column], solved[i]) : 0.0F;
+        }
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            *pair_at(C::kDValues, own_row(i), own_column(i)) = pack_bf16(solved[i], solved[i + 1]);
+        }
+    }
+    float d_k[32];
+    multiply_group<kDepth, true, false>(d_k, start + C::kT, start + C::kDX + panel * kPanelBytes, warp, lane);
+    written();
+    {  // R
+        float r_tile[kOwn / 2] = {};
+        multiply_tiles<kOwn, kDepth, true>(r_tile, start + C::kT, start + C::kDValues, own_first, warp, lane);
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            *pair_at(C::kD, own_row(i), own_column(i)) = pack_bf16(r_tile[i], r_tile[i + 1]);
+        }
+    }
+    written();
+    {  // dN, and beta
+        float d_n[kOwn / 2] = {};
+        float less[kOwn / 2] = {};
+        float z[kOwn / 2] = {};
+        multiply_tiles<kOwn, kColumns, false>(d_n, start + C::kD, start + C::kT, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(less, start + C::kN, start + C::kD, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, false>(z, start + C::kN, start + C::kT, own_first, warp, lane);
+        float beta[2] = {};
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = own_row(i);
+            const int column = own_column(i);
+            const float n0 = column < r ? -d_n[i] : 0.0F;
+            const float n1 = column + 1 < r ? -d_n[i + 1] : 0.0F;
+            const std::uint32_t n = *pair_at(C::kN, r, column);
+            shared.pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
+            shared.pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
+            *pair_at(C::kValues, r, column) =
+                pack_bf16(n0 * pair_decay(shared, r, column), n1 * pair_decay(shared, r, column + 1));
+            float& sum = beta[(i & 2) / 2];
+            sum = fmaf(solved[i] - less[i], (column == r ? 1.0F : 0.0F) - z[i], sum);
+            sum = fmaf(solved[i + 1] - less[i + 1], (column + 1 == r ? 1.0F : 0.0F) - z[i + 1], sum);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = sum_quad(beta[half]);
+            if (lane % 4 == 0) shared.by_row[2][panel][row + 8 * half] = sum;
+        }
+    }
+    // dQ = e^G dQ~ and dK = e^G T^T dW + e^(G_C - G) dK^, with their products with q and k: what crosses tokens.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half;
+        const float decay = shared.decay[r];
+        float incoming = 0.0F;
+        float outgoing = 0.0F;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const std::uint32_t q = *pair_at(C::kQ + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
+            const std::uint32_t k = *pair_at(C::kK + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int at = 4 * j + 2 * half + e;
+                const float own_k = e == 0 ? low_bf16(k) : high_bf16(k);
+                d_reads[at] *= decay;
+                d_k[at] *= decay;
+                incoming = fmaf(e == 0 ? low_bf16(q) : high_bf16(q), d_reads[at], incoming);
+                incoming = fmaf(own_k, d_k[at], incoming);
+                outgoing = fmaf(own_k, d_keys[at], outgoing);
+                d_k[at] += d_keys[at];
+            }
+        }
+        incoming = sum_quad(incoming);
+        outgoing = sum_quad(outgoing);
+        if (lane % 4 == 0) {
+            shared.by_row[0][panel][r] = incoming;
+            shared.by_row[1][panel][r] = outgoing;
+        }
+    }
+    written();
+    const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
+    multiply_group<kDepth, false, true>(d_k, start + C::kValues, keys, warp, lane);
+    multiply_group<kDepth, true, true>(d_k, start + C::kValues, keys, warp, lane);
+    if constexpr (!kSummaries) {
+        multiply_group<kDepth, false, true>(d_reads, start + C::kV, keys, warp, lane);
+        multiply_group<kDepth, true, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
+    }
+    const bool alone = m.heads_per_key == 1;
+    const std::int64_t batch_first = c.first - m.batch_block * kBlockTokens;
+    const std::int64_t batch_rows = min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
+    const auto store = [&](const float(&x)[32], float* whole, std::int64_t stride, float* share) {
+#pragma unroll
+        for (int i = 0; i < 32; i += 2) {
+            const int r = own_row(i);
+            if (r >= c.rows) continue;
+            const int column = panel * 64 + i / 4 * 8 + lane % 4 * 2;
+            float* at = alone ? whole + (c.first + r) * stride + key_column + column
+                              : share + (c.head * batch_rows + batch_first + r) * kKeyDim + column;
+            const bool added = alone && kSummaries;
+            put(at, x[i], added);
+            put(at + 1, x[i + 1], added);
+        }
+    };
+    if (!kSummaries) store(d_reads, g.q, g.q_stride, m.d_q);
+    store(d_k, g.k, g.k_stride, m.d_k);
+
+    write_decays<kKeyDim, kSummaries>(m, c, shared, t);
+}
+
+template <int kKeyDim, bool kSummaries>
+void launch(const Matrix& m) {
+    using C = MatrixTiles<kKeyDim>;
+    const auto kernel = matrix_rows_kernel<kKeyDim, kSummaries>;
+    allow_shared(kernel, C::kBytes);
+    const std::int64_t rows = std::min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
+    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * m.heads);
+    kernel<<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+    if (m.heads_per_key == 1) return;
+    const MixerGradients& g = m.call.gradients;
+    const HeadShares shares{m.call.shape, rows, rows, 0};
+    const std::int64_t first = m.batch_block * kBlockTokens;
+    if (!kSummaries) launch_sum_heads(shares, m.d_q, g.q + first * g.q_stride, g.q_stride, m.call.stream);
+    launch_sum_heads(shares, m.d_k, g.k + first * g.k_stride, g.k_stride, m.call.stream);
+}
+
+}  // namespace
+
+void launch_matrix_rows(const Matrix& m) {
+    if (m.key_dim == 64) {
+        (m.summaries ? launch<64, true> : launch<64, false>)(m);
+    } else {
+        (m.summaries ? launch<128, true> : launch<128, false>)(m);
+    }
+}
+
+}  // namespace fenwick::cuda::backward

@@ -1,0 +1,238 @@
+// What matrix_rows.cu's kernel keeps in shared memory, and what it does with the sums of rows: gradients of lambda, log
+// decays and beta.
+#pragma once
+
+#include "kernels/cuda/backward/matrix_walk.cuh"
+#include "kernels/cuda/backward/products.cuh"
+
+namespace fenwick::cuda::backward {
+
+inline constexpr int kPitch = kChunk + 1;
+
+template <int kPanels>
+struct MatrixShared {
+    float pairs[kChunk * kPitch];                            // [i][j]: what a pair adds, fp32
+    float dots[kPanels][kMatrixMostWalks * kChunk];          // Q~ X dO by walk that is read
+    float lambda[(kOwnLevels + kMatrixMostWalks) * kChunk];  // [level inside the chunk, then walk][row]
+    float by_row[3][kPanels][kChunk];                        // incoming, outgoing, beta
+    float decay[kChunk];                                     // e^G
+    float2 in_chunk[kChunk];
+    float across[4 * kPanels];
+    MatrixWalk walks[kMatrixMostWalks];
+    int numbers[kMatrixMostWalks];  // of the walks that take the chunk
+    int count;
+    float keep;  // e^(G_C)
+};
+
+template <int kKeyDim>
+struct MatrixTiles {
+    static constexpr int kPanels = kKeyDim / 64;
+    static constexpr int kThreads = 128 * kPanels;
+    static constexpr int kKeyBytes = kPanels * kPanelBytes;
+    static constexpr int kQ = 0;
+    static constexpr int kK = kQ + kKeyBytes;
+    static constexpr int kReads = kK + kKeyBytes;
+    static constexpr int kRemoves = kReads + kKeyBytes;
+    static constexpr int kT = kRemoves + kKeyBytes;
+    static constexpr int kS = kT + kPanelBytes;
+    static constexpr int kN = kS + kPanelBytes;
+    static constexpr int kP = kN + kPanelBytes;
+    static constexpr int kWeighed = kP + kPanelBytes;       // P * Lambda
+    static constexpr int kX = kWeighed + kPanelBytes;       // then gradients of lambda, then dQ~
+    static constexpr int kDX = kX + kKeyBytes;              // then dW
+    static constexpr int kValues = kDX + kKeyBytes;         // V', dU; then dP, then dN * D
+    static constexpr int kDValues = kValues + kPanelBytes;  // then dT
+    static constexpr int kD = kDValues + kPanelBytes;       // dO, then R
+    static constexpr int kV = kD + kPanelBytes;             // then dS * D
+    static constexpr int kShared = kV + kPanelBytes;
+    static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(MatrixShared<kPanels>));
+};
+static_assert(MatrixTiles<128>::kBytes <= 227 * 1024);
+
+/// D of a pair: exp(G_i - G_j), 0 right of the diagonal.
+template <int kPanels>
+__device__ __forceinline__ float pair_decay(const MatrixShared<kPanels>& shared, int row, int column) {
+    const float2 at = shared.in_chunk[row];
+    const float2 from = shared.in_chunk[column];
+    return column <= row ? exp2_fast((at.x - from.x) + (at.y - from.y)) : 0.0F;
+}
+
+/// Lambda of a pair's level, 0 right of the diagonal.
+template <int kPanels>
+__device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels>& shared, int row, int column) {
+    const int level = row == column ? 0 : 32 - __clz(row ^ column);
+    return column <= row ? shared.lambda[level * kChunk + row] : 0.0F;
+}
+
+/// Places of a warp's share of a 64 x 64 product: 16 rows, 64 / panels columns. Place i (even) of its sums has elements
+/// (row, column) and (row, column + 1).
+template <int kKeyDim>
+struct OwnPlaces {
+    char* tiles;
+    int t;
+    static constexpr int kOwn = 64 * 64 / kKeyDim;
+    __device__ __forceinline__ int row(int i) const { return t / 32 % 4 * 16 + t % 32 / 4 + (i & 2) * 4; }
+    __device__ __forceinline__ int column(int i) const { return t / 128 * kOwn + i / 4 * 8 + t % 4 * 2; }
+    /// Two neighbouring elements of a tile.
+    __device__ __forceinline__ std::uint32_t* pair(int tile, int r, int column) const {
+        return reinterpret_cast<std::uint32_t*>(tiles + tile + tile_offset(r, column / 8) + column % 8 * 2);
+    }
+};
+
+/// S and N, then P and P * Lambda as tiles; the last two are there after another barrier. All threads.
+template <int kKeyDim, bool kSummaries>
+__device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64>& shared, const OwnPlaces<kKeyDim>& places,
+                                            std::uint32_t start) {
+    using C = MatrixTiles<kKeyDim>;
+    constexpr int kOwn = OwnPlaces<kKeyDim>::kOwn;
+    const int lane = places.t % 32;
+    const int warp = places.t / 32 % 4;
+    const int first = places.t / 128 * kOwn;
+    float qk[kOwn / 2] = {};
+    float kk[kOwn / 2] = {};
+#pragma unroll
+    for (int i = 0; i < C::kPanels; ++i) {
+        const std::uint32_t keys = start + C::kK + i * kPanelBytes;
+        multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
+        multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 2) {
+        const int r = places.row(i);
+        const int column = places.column(i);
+        const float d0 = pair_decay(shared, r, column);
+        const float d1 = pair_decay(shared, r, column + 1);
+        *places.pair(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
+        *places.pair(C::kN, r, column) =
+            pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
+    }
+    __syncthreads();
+    if constexpr (!kSummaries) {
+        float p[kOwn / 2] = {};
+        multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = places.row(i);
+            const int column = places.column(i);
+            *places.pair(C::kP, r, column) = pack_bf16(p[i], p[i + 1]);
+            *places.pair(C::kWeighed, r, column) =
+                pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
+        }
+    }
+}
+
+/// The walks that take the chunk, decays and lambda. All threads; `count` may be read, the rest after another barrier.
+template <int kKeyDim, bool kSummaries>
+__device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
+                                            int t) {
+    constexpr int kThreads = MatrixTiles<kKeyDim>::kThreads;
+    if (t == 0) {
+        int count = 0;
+        for (int i = 0; i < m.walks; ++i) {
+            const MatrixWalk walk = walk_of(m, i, c.in_batch, c.head);
+            if (!walk.there || !walk.takes(c.chunk, c.chunks)) continue;
+            shared.numbers[count] = i;
+            shared.walks[count++] = walk;
+        }
+        shared.count = count;
+    }
+    if (t < kChunk) {
+        const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
+        const double before = c.chunk == 0 ? 0.0 : cumulative[-1];
+        shared.in_chunk[t] = split_log2(cumulative[t] - before);
+        shared.decay[t] = __expf(static_cast<float>(cumulative[t] - before));
+        if (t == 0) shared.keep = __expf(static_cast<float>(cumulative[kChunk - 1] - before));
+    }
+    __syncthreads();
+    const int count = shared.count;
+    for (int i = t; i < kKeyDim / 64 * count * kChunk; i += kThreads) {
+        shared.dots[i / (count * kChunk)][i % (count * kChunk)] = 0.0F;
+    }
+    if constexpr (!kSummaries) {
+        const MixerInputs& in = m.call.inputs;
+        for (int i = t; i < (kOwnLevels + count) * kChunk; i += kThreads) {
+            const int entry = i / kChunk;
+            const int r = i % kChunk;
+            const int level = entry < kOwnLevels ? min(entry, m.levels - 1) : shared.walks[entry - kOwnLevels].level;
+            float x = m.linear ? 1.0F : 0.0F;
+            if (!m.linear && r < c.rows) {
+                x = __ldg(in.lambda + (c.first + r) * in.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
+                          level);
+            }
+            shared.lambda[i] = x;
+        }
+    }
+}
+
+/// From shared.pairs, (dO V^T) * P, and shared.dots. All threads; `d_lambda`: shared memory, [64][levels].
+template <int kKeyDim>
+__device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
+                                             float* d_lambda, int t) {
+    __syncthreads();
+    if (t < kChunk) {
+        for (int i = 0; i < m.levels; ++i) d_lambda[t * m.levels + i] = 0.0F;
+        for (int level = 0; level < kOwnLevels; ++level) {
+            float sum = 0.0F;
+            if (level == 0) {
+                sum = shared.pairs[t * kPitch + t];
+            } else if ((t >> (level - 1) & 1) != 0) {
+                const int first = t >> level << level;
+                for (int i = 0; i < 1 << (level - 1); ++i) sum += shared.pairs[t * kPitch + first + i];
+            }
+            d_lambda[t * m.levels + min(level, m.levels - 1)] += sum;
+        }
+        for (int e = 0; e < shared.count; ++e) {
+            if (!shared.walks[e].reads_at(c.chunk)) continue;
+            float sum = 0.0F;
+#pragma unroll
+            for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.dots[i][e * kChunk + t];
+            d_lambda[t * m.levels + shared.walks[e].level] += sum;
+        }
+    }
+    __syncthreads();
+    const MixerGradients& g = m.call.gradients;
+    for (int i = t; i < c.rows * m.levels; i += MatrixTiles<kKeyDim>::kThreads) {
+        g.lambda[(c.first + i / m.levels) * g.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
+                 i % m.levels] = d_lambda[i];
+    }
+    __syncthreads();
+}
+
+/// From shared.pairs, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier.
+template <int kKeyDim, bool kSummaries>
+__device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
+                                             int t) {
+    // Pairs inside the chunk that cross token t / kEach, by neighbouring threads.
+    constexpr int kEach = MatrixTiles<kKeyDim>::kThreads / kChunk;
+    float inside = 0.0F;
+    for (int i = t / kEach + t % kEach; i < kChunk; i += kEach) {
+        for (int j = 0; j < t / kEach; ++j) inside += shared.pairs[i * kPitch + j];
+    }
+#pragma unroll
+    for (int distance = 1; distance < kEach; distance *= 2) inside += __shfl_xor_sync(0xffffffffU, inside, distance);
+    if (t % kEach == 0) shared.lambda[t / kEach] = inside;
+    __syncthreads();
+    if (t >= 32) return;
+    const auto sum_panels = [&](int which, int r) {
+        float sum = 0.0F;
+#pragma unroll
+        for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.by_row[which][i][r];
+        return sum;
+    };
+    float everywhere = 0.0F;
+    for (int i = 0; i < 4 * (kKeyDim / 64); ++i) everywhere += shared.across[i];
+    everywhere *= shared.keep;
+    const float2 others = crossing_rows(make_float2(sum_panels(0, 2 * t), sum_panels(0, 2 * t + 1)),
+                                        make_float2(sum_panels(1, 2 * t), sum_panels(1, 2 * t + 1)), t);
+    const MixerGradients& g = m.call.gradients;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int r = 2 * t + e;
+        if (r >= c.rows) continue;
+        const float crossing = shared.lambda[r] + everywhere + (e == 0 ? others.x : others.y);
+        put(g.log_decay + (c.first + r) * g.decay_stride + c.head, crossing, kSummaries);
+        put(g.beta + (c.first + r) * g.beta_stride + c.head, sum_panels(2, r), kSummaries);
+    }
+}
+
+}  // namespace fenwick::cuda::backward

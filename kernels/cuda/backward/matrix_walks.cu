@@ -1,0 +1,209 @@
+// X and V' of every chunk, forward, then dX' and -dV', back: one thread block for 64 columns of a walk of one block and
+// head, the state in registers.
+#include <algorithm>
+
+#include "core/cuda/check.h"
+#include "kernels/cuda/backward/matrix_walk.cuh"
+#include "kernels/cuda/backward/products.cuh"
+#include "kernels/cuda/operand.h"
+#include "kernels/cuda/shared_memory.h"
+
+namespace fenwick::cuda::backward {
+namespace {
+
+template <int kKeyDim, bool kBack>
+struct WalkTiles {
+    static constexpr int kPanels = kKeyDim / 64;
+    static constexpr int kThreads = 128 * kPanels;
+    static constexpr int kKeyBytes = kPanels * kPanelBytes;
+    // A stage: K and W, and U; or K, W, Q~ and dO.
+    static constexpr int kK = 0;
+    static constexpr int kW = kK + kKeyBytes;
+    static constexpr int kQ = kW + kKeyBytes;
+    static constexpr int kValues = kQ + (kBack ? kKeyBytes : 0);
+    static constexpr int kStageBytes = kValues + kPanelBytes;
+    static constexpr int kState = 2 * kStageBytes;
+    static constexpr int kOut = kState + kKeyBytes;
+    static constexpr int kBytes = 1024 + kOut + kPanelBytes;
+};
+
+template <int kKeyDim, bool kBack>
+__global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_kernel(const __grid_constant__ Matrix m) {
+    using C = WalkTiles<kKeyDim, kBack>;
+    constexpr int kPanels = C::kPanels;
+    constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
+    extern __shared__ char memory[];
+    __shared__ float to_end[2][kChunk];
+    const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
+    char* aligned = memory + (start - shared_address(memory));
+    const int t = static_cast<int>(threadIdx.x);
+    const int lane = t % 32;
+    const int warp = t / 32 % 4;
+    const int panel = t / 128;
+    const int row = 16 * warp + lane / 4;  // of a chunk, or of the panel's rows of the state; and row + 8
+
+    const int tile = static_cast<int>(blockIdx.x % static_cast<unsigned>(m.walk_tiles));
+    unsigned rest = blockIdx.x / static_cast<unsigned>(m.walk_tiles);
+    const int head = static_cast<int>(rest % static_cast<unsigned>(m.heads));
+    rest /= static_cast<unsigned>(m.heads);
+    const int number = static_cast<int>(rest % static_cast<unsigned>(m.walks));
+    const std::int64_t in_batch = rest / static_cast<unsigned>(m.walks);
+    const MatrixWalk walk = walk_of(m, number, in_batch, head);
+    if (!walk.there || tile >= walk.tiles) return;
+    const std::int64_t first_chunk = in_batch * kChunks;
+    const int chunks = chunk_of(m, first_chunk, head).chunks;
+    const MixerInputs& in = m.call.inputs;
+    const std::int64_t key_column = static_cast<std::int64_t>(head / m.heads_per_key) * kKeyDim;
+    const double* cumulative = m.cumulative + head * m.padded_rows + (m.batch_block + in_batch) * kBlockTokens;
+
+    // Step n is chunk n, or from the last one back.
+    const auto chunk_at = [&](int step) { return kBack ? chunks - 1 - step : step; };
+    const auto load = [&](int step) {
+        if (step < chunks && walk.takes(chunk_at(step), chunks)) {
+            const MatrixChunk c = chunk_of(m, first_chunk + chunk_at(step), head);
+            const std::uint32_t to = start + step % 2 * C::kStageBytes;
+            const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
+            copy_rows<kKeyDim / 8, C::kThreads>(to + C::kK, k, in.k_stride, c.rows, kKeyDim / 8, t);
+            const auto copy = [&](int at, const __nv_bfloat16* from, int bytes) {
+                copy_pieces<C::kThreads>(to + at, from, bytes, t);
+            };
+            copy(C::kW, m.removes + c.place * m.state_elements(), C::kKeyBytes);
+            if (!kBack && walk.writes_at(c.chunk)) {
+                copy(C::kValues, m.writes + (c.place * m.tiles + tile) * kChunk * kChunk, kPanelBytes);
+            }
+            if (kBack && walk.reads_at(c.chunk)) {
+                copy(C::kQ, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+                const auto* d = static_cast<const __nv_bfloat16*>(m.call.d_out) + c.first * m.call.d_out_stride +
+                                static_cast<std::int64_t>(head) * m.value_dim + tile * 64;
+                copy_rows<8, C::kThreads>(to + C::kValues, d, m.call.d_out_stride, c.rows,
+                                          (m.value_dim - tile * 64) / 8, t);
+            }
+        }
+        copy_async_commit();
+    };
+    load(0);
+
+    float state[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        const int r = 64 * panel + row + (i & 2) * 4;
+        const int column = tile * 64 + i / 4 * 8 + lane % 4 * 2 + (i & 1);
+        const float* from = kBack ? walk.last : walk.first;
+        state[i] = from != nullptr && column < walk.columns ? from[r * walk.columns + column] : 0.0F;
+        if (!kBack && walk.identity && r == column) state[i] = 1.0F;
+    }
+    for (int step = 0; step < chunks; ++step) {
+        const int chunk = chunk_at(step);
+        load(step + 1);
+        if (!walk.takes(chunk, chunks)) continue;  // the last chunks of the block, which nobody follows
+        if (walk.bit >= 0) {
+            const int in_pair = chunk & ((2 << walk.bit) - 1);
+            if (in_pair == (kBack ? (2 << walk.bit) - 1 : 0)) {
+#pragma unroll
+                for (float& x : state) x = 0.0F;
+            }
+        }
+        const std::uint32_t stage = start + step % 2 * C::kStageBytes;
+        char* stage_at = aligned + step % 2 * C::kStageBytes;
+        const double end = cumulative[chunk * kChunk + kChunk - 1];
+        const double before = chunk == 0 ? 0.0 : cumulative[chunk * kChunk - 1];
+        const float keep = __expf(static_cast<float>(end - before));
+        if (t < kChunk) to_end[step % 2][t] = __expf(static_cast<float>(end - cumulative[chunk * kChunk + t]));
+        const std::int64_t place = walk_place(m, first_chunk + chunk, number, head, tile);
+        char* kept = reinterpret_cast<char*>((kBack ? m.d_states : m.states) + place * m.state_elements());
+        store_tile(state, aligned + C::kState, 64 * panel + row, lane);
+        store_tile(state, kept, 64 * panel + row, lane);
+        copy_async_wait<1>();
+        if (kBack && walk.reads_at(chunk) && !m.linear) {
+            // lambda * dO; each thread its own pieces.
+            const std::int64_t first =
+                (m.batch_block + in_batch) * kBlockTokens + static_cast<std::int64_t>(chunk) * kChunk;
+            for (int i = t; i < kChunk * 8; i += C::kThreads) {
+                const std::int64_t token = first + i / 8;
+                const float lambda = token < m.rows ? __ldg(in.lambda + token * in.lambda_stride +
+                                                            static_cast<std::int64_t>(head) * m.levels + walk.level)
+                                                    : 0.0F;
+                auto* at = reinterpret_cast<uint4*>(stage_at + C::kValues + tile_offset(i / 8, i % 8));
+                const auto scaled = [&](std::uint32_t both) {
+                    return pack_bf16(low_bf16(both) * lambda, high_bf16(both) * lambda);
+                };
+                *at = make_uint4(scaled(at->x), scaled(at->y), scaled(at->z), scaled(at->w));
+            }
+        }
+        fence_for_wgmma();
+        __syncthreads();
+
+        // W X, or K dX': [64, 64] over the depth of the keys.
+        float values[kOwn / 2] = {};
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i) {
+            multiply_tiles<kOwn, Rows::kDepth, false>(values, stage + (kBack ? C::kK : C::kW) + i * kPanelBytes,
+                                                      start + C::kState + i * kPanelBytes, panel * kOwn, warp, lane);
+        }
+        const bool writes = !kBack && walk.writes_at(chunk);
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; i += 2) {
+            const int r = row + (i & 2) * 4;
+            const int piece = panel * kOwn / 8 + i / 4;
+            float x0 = -values[i];
+            float x1 = -values[i + 1];
+            if (writes) {
+                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(stage_at + C::kValues +
+                                                                                  tile_offset(r, piece) + lane % 4 * 4);
+                x0 += low_bf16(own);
+                x1 += high_bf16(own);
+            }
+            *reinterpret_cast<std::uint32_t*>(aligned + C::kOut + tile_offset(r, piece) + lane % 4 * 4) =
+                pack_bf16(x0 * to_end[step % 2][r], x1 * to_end[step % 2][r]);
+        }
+        fence_for_wgmma();
+        __syncthreads();
+#pragma unroll
+        for (float& x : state) x *= keep;
+        issue_transposed_product(state, stage + (kBack ? C::kW : C::kK) + panel * kPanelBytes, start + C::kOut, warp,
+                                 lane);
+        if (kBack && walk.reads_at(chunk)) {
+            issue_transposed_product(state, stage + C::kQ + panel * kPanelBytes, stage + C::kValues, warp, lane);
+        }
+        product_commit();
+        auto* to = reinterpret_cast<uint4*>((kBack ? m.d_values : m.values) + place * kChunk * kChunk);
+        for (int i = t; i < kPanelBytes / 16; i += C::kThreads) {
+            to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut)[i];
+        }
+        product_wait<0>();
+        product_done(state);
+        __syncthreads();  // the stage and the tiles have been read
+    }
+    if constexpr (kBack) {
+        if (walk.d_first == nullptr) return;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            const int r = 64 * panel + row + (i & 2) * 4;
+            const int column = tile * 64 + i / 4 * 8 + lane % 4 * 2 + (i & 1);
+            if (column < walk.columns) walk.d_first[r * walk.columns + column] = state[i];
+        }
+    }
+}
+
+template <int kKeyDim, bool kBack>
+void launch(const Matrix& m) {
+    using C = WalkTiles<kKeyDim, kBack>;
+    allow_shared(walks_kernel<kKeyDim, kBack>, C::kBytes);
+    const auto blocks = static_cast<unsigned>(m.batch_blocks * m.walks * m.heads * m.walk_tiles);
+    walks_kernel<kKeyDim, kBack><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void launch_matrix_walks(const Matrix& m) {
+    if (m.key_dim == 64) {
+        launch<64, false>(m);
+        launch<64, true>(m);
+    } else {
+        launch<128, false>(m);
+        launch<128, true>(m);
+    }
+}
+
+}  // namespace fenwick::cuda::backward

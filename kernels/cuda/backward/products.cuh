@@ -1,0 +1,170 @@
+// What the gradients' kernels do with tiles beside tile.cuh: operands that are transposes, products with a part of a
+// tile's columns, and states on their way to tiles.
+#pragma once
+
+#include "kernels/cuda/backward/call.h"
+#include "kernels/cuda/tile.cuh"
+
+namespace fenwick::cuda::backward {
+
+inline constexpr int kPanelBytes = kChunk * kTileRowBytes;  // 64 rows of 64 columns
+
+#if defined(__CUDACC__)
+
+/// Copies a chunk's rows, 8 kPieces columns, into panels: rows from `rows` on and pieces from `pieces` on become zero.
+/// A thread's pieces are i = t, t + kThreads, ...: row i / kPieces, piece i % kPieces.
+template <int kPieces, int kThreads>
+__device__ __forceinline__ void copy_rows(std::uint32_t to, const __nv_bfloat16* from, std::int64_t stride, int rows,
+                                          int pieces, int t) {
+    for (int i = t; i < kChunk * kPieces; i += kThreads) {
+        const int r = i / kPieces;
+        const int piece = i % kPieces;
+        const bool live = r < rows && piece < pieces;
+        copy_async_16(to + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
+                      live ? from + r * stride + piece * 8 : from, live);
+    }
+}
+
+/// Copies whole 16-byte pieces that lie one after the other.
+template <int kThreads>
+__device__ __forceinline__ void copy_pieces(std::uint32_t to, const __nv_bfloat16* from, int bytes, int t) {
+    for (int i = t; i < bytes / 16; i += kThreads) {
+        copy_async_16(to + i * 16, reinterpret_cast<const char*>(from) + i * 16, true);
+    }
+}
+
+/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
+/// 16).
+__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
+                                                  int lane) {
+    load_matrices_transposed(
+        a, tile + tile_offset(16 * step + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
+}
+
+/// acc[16, kColumns] += a[16, 16] B for one warp: columns [first, + kColumns) of B, depths [16 step, + 16) of its tile.
+template <int kColumns, Rows kRows>
+__device__ __forceinline__ void multiply(float (&acc)[kColumns / 2], const std::uint32_t (&a)[4], std::uint32_t tile,
+                                         int step, int first, int lane) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 16; ++n) {
+        std::uint32_t b[4];
+        if constexpr (kRows == Rows::kDepth) {
+            load_matrices_transposed(b, tile + tile_offset(16 * step + (lane & 15), first / 8 + 2 * n + (lane >> 4)));
+        } else {
+            load_matrices(
+                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * step + ((lane >> 3) & 1)));
+        }
+        mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
+        mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);
+    }
+}
+
+/// acc += A B over a depth of 64, A's rows (kTransposed: columns) [16 warp, + 16) from a tile.
+template <int kColumns, Rows kRows, bool kTransposed>
+__device__ __forceinline__ void multiply_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile,
+                                               int first, int warp, int lane) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        std::uint32_t a[4];
+        if constexpr (kTransposed) {
+            load_a_transposed(a, a_tile, warp, step, lane);
+        } else {
+            load_a(a, a_tile, warp, step, lane);
+        }
+        multiply<kColumns, kRows>(acc, a, b_tile, step, first, lane);
+    }
+}
+
+/// acc[64, 64] (+)= A B for a warpgroup, A (or its transpose) a tile.
+template <Rows kRows, bool kTransposed, bool kAdd>
+__device__ __forceinline__ void multiply_group(float (&acc)[32], std::uint32_t a_tile, std::uint32_t b_tile, int warp,
+                                               int lane) {
+    std::uint32_t a[4][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        if constexpr (kTransposed) {
+            load_a_transposed(a[step], a_tile, warp, step, lane);
+        } else {
+            load_a(a[step], a_tile, warp, step, lane);
+        }
+    }
+    issue_product<4, kRows, kAdd>(acc, a, b_tile, lane);
+    product_commit();
+    product_wait<0>();
+    product_done(acc);
+}
+
+/// Rounds a warpgroup's 64 rows and columns to bf16 and writes them as rows row(, + 8) of a tile: `row` the thread's.
+__device__ __forceinline__ void store_tile(const float (&x)[32], void* tile, int row, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            std::uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = 4 * (4 * m + i) + 2 * half;
+                w[i] = pack_bf16(x[at], x[at + 1]);
+            }
+            transpose_quad(w, lane);
+            char* to = static_cast<char*>(tile) + tile_offset(row + 8 * half, 4 * m + lane % 4);
+            *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+#if defined(__CUDA_ON_HOST__)
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+/// log2(e) x in two floats: differences of large sums keep the small decays between them.
+__device__ __forceinline__ float2 split_log2(double x) {
+    const double log2 = x * 1.4426950408889634;
+    const auto high = static_cast<float>(log2);
+    return make_float2(high, static_cast<float>(log2 - static_cast<double>(high)));
+}
+
+__device__ __forceinline__ float sum_quad(float x) {
+    x += __shfl_xor_sync(0xffffffffU, x, 1);
+    return x + __shfl_xor_sync(0xffffffffU, x, 2);
+}
+
+__device__ __forceinline__ float sum_warp(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
+    return x;
+}
+
+/// For a warp, two neighbouring rows of a chunk a lane: the pairs that cross each of the two rows, of `incoming` ones,
+/// which start before the chunk and end at a row, and `outgoing` ones, which start at a row and end after the chunk.
+__device__ __forceinline__ float2 crossing_rows(float2 incoming, float2 outgoing, int lane) {
+    float from_here = incoming.x + incoming.y;
+    float until = outgoing.x + outgoing.y;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const float later = __shfl_down_sync(0xffffffffU, from_here, distance);
+        if (lane + distance < 32) from_here += later;
+        const float earlier = __shfl_up_sync(0xffffffffU, until, distance);
+        if (lane >= distance) until += earlier;
+    }
+    float after = __shfl_down_sync(0xffffffffU, from_here, 1);
+    if (lane == 31) after = 0.0F;
+    float before = __shfl_up_sync(0xffffffffU, until, 1);
+    if (lane == 0) before = 0.0F;
+    return make_float2(after + incoming.y + incoming.x + before, after + incoming.y + (before + outgoing.x));
+}
+
+/// A gradient's place gets x, or (`added`) x more.
+__device__ __forceinline__ void put(float* to, float x, bool added) {
+    *to = added ? *to + x : x;
+}
+
+#endif
+
+}  // namespace fenwick::cuda::backward
