@@ -18,6 +18,7 @@ nlohmann::ordered_json number_or_null(const std::optional<double>& value) {
 nlohmann::ordered_json to_json(const ValidationResult& validation) {
     nlohmann::ordered_json json;
     json["loss"] = number_or_null(validation.all.loss);
+    json["accuracy"] = number_or_null(validation.all.accuracy);
     json["labels"] = validation.all.labels;
     return json;
 }
@@ -29,7 +30,8 @@ nlohmann::ordered_json positions_to_json(const ValidationResult& validation) {
         const MeanLoss& mean = validation.by_position[b];
         rows.push_back({{"first", b == 0 ? 0 : std::int64_t{1} << (b - 1)},
                         {"labels", mean.labels},
-                        {"loss", number_or_null(mean.loss)}});
+                        {"loss", number_or_null(mean.loss)},
+                        {"accuracy", number_or_null(mean.accuracy)}});
     }
     return rows;
 }
@@ -85,6 +87,7 @@ void TrainLog::step(const StepResult& result, double seconds, const std::optiona
         row["validation"] = to_json(*validation);
         if (!validation->by_position.empty()) row["validation"]["by_position"] = positions_to_json(*validation);
         if (validation->all.loss) scalars.push_back({"validation/loss", *validation->all.loss});
+        if (validation->all.accuracy) scalars.push_back({"validation/accuracy", *validation->all.accuracy});
     }
     row["seconds"] = seconds_;
     row["tokens_per_second"] = rate;

@@ -52,10 +52,11 @@ void Prefill::run_pass(const ShardPlan& plan, std::span<const std::int32_t> toke
     if (!targets.empty()) losses(targets, nll);
 }
 
-void Prefill::losses(std::span<const std::int32_t> targets, std::span<float> nll) {
+void Prefill::losses(std::span<const std::int32_t> targets, std::span<float> nll, std::uint8_t* most_likely) {
     const auto rows = static_cast<std::int64_t>(targets.size());
     float* workspace = arena_.take(cross_entropy_workspace_floats(model_->hidden_size(), threads_));
-    cross_entropy(hidden_.row_range(0, rows), model_->lm_head(), targets.data(), nll.data(), threads_, workspace);
+    cross_entropy(hidden_.row_range(0, rows), model_->lm_head(), targets.data(), nll.data(), threads_, workspace,
+                  most_likely);
     arena_.reset();
 }
 

@@ -31,7 +31,8 @@ public:
     MatrixView<const float> forward(const ShardPlan& plan, std::span<const std::int32_t> tokens);
 
     /// Losses of `targets` (the tokens after each of the first targets.size() rows of the last `forward`).
-    void losses(std::span<const std::int32_t> targets, std::span<float> nll);
+    /// `most_likely` as cross_entropy's (kernels/cross_entropy.h).
+    void losses(std::span<const std::int32_t> targets, std::span<float> nll, std::uint8_t* most_likely = nullptr);
 
     [[nodiscard]] std::vector<LayerCarry>& carries() override { return carries_; }
     void collect_carries() override {}

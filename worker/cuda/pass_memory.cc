@@ -62,6 +62,7 @@ PassMemory lay_out(const PassSizes& sizes, std::int64_t rows, std::int64_t mixer
     PassMemory memory;
     memory.tokens = places.take<std::int32_t>(2 * rows * 4);
     memory.nll = places.take<float>(rows * 4);
+    memory.most_likely = places.take<std::uint8_t>(rows);
     memory.x = places.take<float>(rows * sizes.hidden * 4);
     memory.normed = places.take(rows * sizes.hidden * sizes.element);
     memory.projected = places.take(rows * sizes.projected * sizes.element);

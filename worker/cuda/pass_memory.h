@@ -36,20 +36,21 @@ struct PassSizes {
 
 /// Places in device memory, each for `rows` rows (a multiple of kBlockTokens).
 struct PassMemory {
-    std::int32_t* tokens = nullptr;  ///< [2, rows]: tokens, then targets
-    float* nll = nullptr;            ///< [rows]
-    float* x = nullptr;              ///< [rows, hidden] the residual stream
-    void* normed = nullptr;          ///< [rows, hidden]
-    void* projected = nullptr;       ///< [rows, projected]
-    float* gates = nullptr;          ///< [rows, gates]
-    float* log_decay = nullptr;      ///< [rows, heads]
-    void* convolved = nullptr;       ///< [rows, convolved]
-    void* v = nullptr;               ///< [rows, values]
-    void* o = nullptr;               ///< [rows, values]
-    float* summaries = nullptr;      ///< [rows / kBlockTokens, summary]
-    float* node_scratch = nullptr;   ///< all nodes above those (cover_scratch_floats)
-    void* halo = nullptr;            ///< [halo]
-    void* wide = nullptr;            ///< [min(rows, kMlpRows), 2 * intermediate]
+    std::int32_t* tokens = nullptr;       ///< [2, rows]: tokens, then targets
+    float* nll = nullptr;                 ///< [rows]
+    std::uint8_t* most_likely = nullptr;  ///< [rows]
+    float* x = nullptr;                   ///< [rows, hidden] the residual stream
+    void* normed = nullptr;               ///< [rows, hidden]
+    void* projected = nullptr;            ///< [rows, projected]
+    float* gates = nullptr;               ///< [rows, gates]
+    float* log_decay = nullptr;           ///< [rows, heads]
+    void* convolved = nullptr;            ///< [rows, convolved]
+    void* v = nullptr;                    ///< [rows, values]
+    void* o = nullptr;                    ///< [rows, values]
+    float* summaries = nullptr;           ///< [rows / kBlockTokens, summary]
+    float* node_scratch = nullptr;        ///< all nodes above those (cover_scratch_floats)
+    void* halo = nullptr;                 ///< [halo]
+    void* wide = nullptr;                 ///< [min(rows, kMlpRows), 2 * intermediate]
     void* matmul_workspace = nullptr;
     void* mixer_workspace = nullptr;
     void* loss_workspace = nullptr;

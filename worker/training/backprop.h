@@ -29,6 +29,12 @@ struct StepLoss {
     std::int64_t labels = 0;  ///< rows with a target
 };
 
+/// How rows were predicted, without gradients: [rows] each, 0 where there is no target.
+struct RowScores {
+    std::span<float> nll;                 ///< nats
+    std::span<std::uint8_t> most_likely;  ///< 1: no other token had a larger logit than the target
+};
+
 class Backprop {
 public:
     /// `group`: the ranks that work on the same documents. `threads`: CPU threads of this rank.

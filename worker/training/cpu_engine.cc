@@ -24,18 +24,24 @@ std::optional<std::int64_t> CpuEngine::first_not_finite_gradient() {
     return bad - all.begin();
 }
 
-void CpuEngine::losses(std::span<const TrainingDocument> documents, std::span<float> nll) {
+void CpuEngine::losses(std::span<const TrainingDocument> documents, const RowScores& scores) {
     if (prefill_ == nullptr) prefill_ = std::make_unique<Prefill>(model_, group_, threads_);
+    std::span<float> nll = scores.nll;
+    std::span<std::uint8_t> most_likely = scores.most_likely;
     for (const TrainingDocument& document : documents) {
         std::vector<std::int32_t> targets = document.targets;
         std::replace(targets.begin(), targets.end(), kNoTarget, 0);  // a loss that is not looked at
         const std::span<float> own = nll.first(targets.size());
         prefill_->reset();
-        prefill_->run_pass(document.plan, document.tokens, targets, own);
+        prefill_->forward(document.plan, document.tokens);
+        if (!targets.empty()) prefill_->losses(targets, own, most_likely.data());
         for (std::size_t t = 0; t < targets.size(); ++t) {
-            if (document.targets[t] == kNoTarget) own[t] = 0.0F;
+            if (document.targets[t] != kNoTarget) continue;
+            own[t] = 0.0F;
+            most_likely[t] = 0;
         }
         nll = nll.subspan(targets.size());
+        most_likely = most_likely.subspan(targets.size());
     }
 }
 

@@ -31,7 +31,7 @@ public:
     [[nodiscard]] CheckpointSlice slice() override { return optimizer_.slice(); }
     void restore(const TrainingCheckpoint& checkpoint) override { optimizer_.restore(checkpoint); }
     void publish() override { optimizer_.publish(gradients_); }
-    void losses(std::span<const TrainingDocument> documents, std::span<float> nll) override;
+    void losses(std::span<const TrainingDocument> documents, const RowScores& scores) override;
 
 private:
     std::shared_ptr<const Model> model_;

@@ -49,8 +49,8 @@ public:
     virtual void publish() = 0;
 
     /// Collective over the group. Losses of the documents' rows on this rank, one document after the other, with the
-    /// values as they are: nll [rows], 0 where there is no target.
-    virtual void losses(std::span<const TrainingDocument> documents, std::span<float> nll) = 0;
+    /// values as they are.
+    virtual void losses(std::span<const TrainingDocument> documents, const RowScores& scores) = 0;
 };
 
 /// `model`: this rank's own, loaded for training. `ranks` are of `world`; both outlive the engine. `threads`: CPU

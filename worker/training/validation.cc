@@ -1,6 +1,7 @@
 #include "worker/training/validation.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <utility>
 
@@ -18,10 +19,19 @@ std::size_t bucket_of(std::int64_t position) {
     return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(position)));
 }
 
-MeanLoss mean(double sum, double labels) {
+/// Sums of losses, labels and hits of one bucket of positions.
+struct Sums {
+    double loss = 0.0;
+    double labels = 0.0;
+    double hits = 0.0;
+};
+
+MeanLoss mean(const Sums& sums) {
     MeanLoss result;
-    result.labels = static_cast<std::int64_t>(labels);
-    if (result.labels > 0) result.loss = sum / labels;
+    result.labels = static_cast<std::int64_t>(sums.labels);
+    if (result.labels == 0) return result;
+    result.loss = sums.loss / sums.labels;
+    result.accuracy = sums.hits / sums.labels;
     return result;
 }
 
@@ -41,11 +51,11 @@ Validation::Validation(std::shared_ptr<const Model> model, Communicator& world, 
 }
 
 ValidationResult Validation::run() {
-    // Sums of losses, then numbers of labels, by bucket.
-    std::vector<double> sums(2 * kBuckets, 0.0);
+    std::array<Sums, kBuckets> sums = {};
     DataPosition position;
     const double cost = level_cost(*model_);
     std::vector<float> nll;
+    std::vector<std::uint8_t> most_likely;
     for (std::int64_t batch = 0; batch < batches_ && position.epoch == 0 && position.item < data_.items(); ++batch) {
         const std::vector<Sequence> sequences = data_.next(position);
         if (batch % ranks_.groups() != ranks_.group_number()) continue;
@@ -56,31 +66,34 @@ ValidationResult Validation::run() {
             rows += documents.back().targets.size();
         }
         nll.resize(rows);
-        engine_.losses(documents, nll);
-        auto loss = nll.cbegin();
+        most_likely.resize(rows);
+        engine_.losses(documents, {nll, most_likely});
+        std::size_t row = 0;
         for (const TrainingDocument& own : documents) {
             const std::int64_t first = own.plan.shard(ranks_.group().rank()).first_token;
-            for (std::size_t i = 0; i < own.targets.size(); ++i, ++loss) {
+            for (std::size_t i = 0; i < own.targets.size(); ++i, ++row) {
                 if (own.targets[i] == kNoTarget) continue;
-                const std::size_t bucket = bucket_of(first + static_cast<std::int64_t>(i));
-                sums[bucket] += static_cast<double>(*loss);
-                sums[kBuckets + bucket] += 1.0;
+                Sums& bucket = sums[bucket_of(first + static_cast<std::int64_t>(i))];
+                bucket.loss += static_cast<double>(nll[row]);
+                bucket.labels += 1.0;
+                bucket.hits += most_likely[row];
             }
         }
     }
-    all_sum(world_, sums);
+    static_assert(sizeof(sums) == 3 * kBuckets * sizeof(double));
+    all_sum(world_, std::span(&sums.front().loss, 3 * kBuckets));
 
     ValidationResult result;
-    double sum = 0.0;
-    double labels = 0.0;
+    Sums all;
     std::size_t last = 0;
     for (std::size_t b = 0; b < kBuckets; ++b) {
-        sum += sums[b];
-        labels += sums[kBuckets + b];
-        if (sums[kBuckets + b] > 0.0) last = b + 1;
+        all.loss += sums[b].loss;
+        all.labels += sums[b].labels;
+        all.hits += sums[b].hits;
+        if (sums[b].labels > 0.0) last = b + 1;
     }
-    result.all = mean(sum, labels);
-    for (std::size_t b = 0; b < last; ++b) result.by_position.push_back(mean(sums[b], sums[kBuckets + b]));
+    result.all = mean(all);
+    for (std::size_t b = 0; b < last; ++b) result.by_position.push_back(mean(sums[b]));
     return result;
 }
 

@@ -14,10 +14,11 @@
 
 namespace fenwick {
 
-/// Mean over labels in nats; none without labels.
+/// Means over labels; none without labels.
 struct MeanLoss {
     std::int64_t labels = 0;
-    std::optional<double> loss;
+    std::optional<double> loss;      ///< nats
+    std::optional<double> accuracy;  ///< share of labels that no other token was more likely than
 };
 
 struct ValidationResult {

@@ -328,6 +328,29 @@ TEST_CASE("trainer: data that the model has no rows for") {
                       Catch::Contains("data.files") && Catch::Contains("33") && Catch::Contains("32"));
 }
 
+TEST_CASE("validation: hits are the tokens that the head makes most likely") {
+    const ScratchFolder folder("fenwick-trainer-");
+    const fs::path model = tiny_model(folder, "log_linear_mamba2");
+    const std::shared_ptr<Model> own = Model::load_for_training(model);
+    SelfCommunicator self;
+    CpuEngine engine(own, self, self, {}, 1);
+    // Every token of the vocabulary as the one that follows the same three: exactly one of them is the most likely.
+    std::vector<TrainingDocument> documents;
+    for (std::int32_t token = 0; token < own->vocab_size(); ++token) {
+        documents.push_back({make_shard_plan(0, 3, 1), {1, 2, 3}, {kNoTarget, kNoTarget, token}});
+    }
+    std::vector<float> nll(3 * documents.size());
+    std::vector<std::uint8_t> most_likely(nll.size(), 5);
+    engine.losses(documents, {nll, most_likely});
+    std::size_t best = 0;
+    for (std::size_t i = 0; i < documents.size(); ++i) {
+        CHECK(most_likely[3 * i] == 0);
+        CHECK(most_likely[3 * i + 1] == 0);
+        if (nll[3 * i + 2] < nll[3 * best + 2]) best = i;
+    }
+    for (std::size_t i = 0; i < documents.size(); ++i) CHECK(most_likely[3 * i + 2] == (i == best ? 1 : 0));
+}
+
 TEST_CASE("validation: the loss that training sees, over groups and by position") {
     const ScratchFolder folder("fenwick-trainer-");
     const fs::path tokens = write_tokens(folder / "t", documents_of({4096 + 100, 300, 1}, 11));
@@ -341,6 +364,7 @@ TEST_CASE("validation: the loss that training sees, over groups and by position"
         int ranks;
         int sequence;
     };
+    double accuracy = 0.0;
     for (const World& shape : {World{1, 1}, World{2, 1}, World{2, 2}, World{3, 3}}) {
         settings.sequence_ranks = shape.sequence;
         ValidationResult result;
@@ -356,6 +380,11 @@ TEST_CASE("validation: the loss that training sees, over groups and by position"
         CHECK(result.all.labels == first.labels);
         REQUIRE(result.all.loss.has_value());
         CHECK(*result.all.loss == Approx(*first.loss).epsilon(1e-5));
+        // The share of hits is that of the whole, whoever counted: near ties apart, a few of 4,400 labels.
+        REQUIRE(result.all.accuracy.has_value());
+        if (shape.ranks == 1) accuracy = *result.all.accuracy;
+        CHECK(*result.all.accuracy == Approx(accuracy).margin(1e-3));
+        CHECK(*result.all.accuracy < 0.1);
         REQUIRE(result.by_position.size() == 14);
         CHECK(result.by_position[0].labels == 2);
         CHECK(result.by_position[1].labels == 2);

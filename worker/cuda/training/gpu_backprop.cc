@@ -86,6 +86,7 @@ void GpuBackprop::make_room(const GpuBatch& batch) {
     kept_places_ = places;
     host_rows_ = PinnedBuffer<std::int32_t>(3 * wanted.rows);
     host_nll_ = PinnedBuffer<float>(wanted.rows);
+    host_most_likely_ = PinnedBuffer<std::uint8_t>(wanted.rows);
 }
 
 /// Ranks that exchange have to run the layers in one order: that of the rank with the fewest places.
@@ -228,7 +229,7 @@ void GpuBackprop::head(const float* x, std::int64_t rows, float gradient_scale) 
     rms_norm_backward(norm, memory_.row_workspace, stream_.get());
 }
 
-void GpuBackprop::losses(std::span<const TrainingDocument> documents, std::span<float> nll) {
+void GpuBackprop::losses(std::span<const TrainingDocument> documents, const RowScores& scores) {
     const GpuBatch batch = pack_batch(documents, group_, log_linear_);
     if (batch.runs.empty()) return;
     make_room(batch);
@@ -242,8 +243,10 @@ void GpuBackprop::losses(std::span<const TrainingDocument> documents, std::span<
         rms_norm(weights_.operand(), memory_.pass.x, weights_.final_norm(), weights_.norm_eps(), memory_.pass.normed,
                  rows, weights_.hidden(), stream_.get());
         cross_entropy({weights_.operand(), memory_.pass.normed, weights_.lm_head(), memory_.pass.tokens + rows,
-                       memory_.pass.nll, rows, weights_.hidden(), weights_.vocab()},
+                       memory_.pass.nll, rows, weights_.hidden(), weights_.vocab(), memory_.pass.most_likely},
                       matmul_, memory_.pass.loss_workspace, memory_.pass.matmul_workspace, stream_.get());
+        FENWICK_CUDA_CHECK(cudaMemcpyAsync(host_most_likely_.data(), memory_.pass.most_likely,
+                                           static_cast<std::size_t>(rows), cudaMemcpyDeviceToHost, stream_.get()));
         FENWICK_CUDA_CHECK(cudaMemcpyAsync(host_nll_.data(), memory_.pass.nll,
                                            static_cast<std::size_t>(rows) * sizeof(float), cudaMemcpyDeviceToHost,
                                            stream_.get()));
@@ -253,7 +256,9 @@ void GpuBackprop::losses(std::span<const TrainingDocument> documents, std::span<
     for (std::size_t i = 0; i < documents.size(); ++i) {
         for (std::size_t t = 0; t < documents[i].targets.size(); ++t, ++next) {
             const bool scored = documents[i].targets[t] != kNoTarget;
-            nll[next] = scored ? host_nll_.data()[batch.first_rows[i] + static_cast<std::int64_t>(t)] : 0.0F;
+            const std::int64_t row = batch.first_rows[i] + static_cast<std::int64_t>(t);
+            scores.nll[next] = scored ? host_nll_.data()[row] : 0.0F;
+            scores.most_likely[next] = scored ? host_most_likely_.data()[row] : 0;
         }
     }
 }

@@ -49,9 +49,8 @@ public:
     /// Of the last run, on this rank: as Backprop::first_not_finite.
     [[nodiscard]] std::int64_t first_not_finite() const;
 
-    /// Collective. Losses of the rows of `documents`, one after the other, without gradients: nll [this rank's rows],
-    /// 0 where there is no target.
-    void losses(std::span<const TrainingDocument> documents, std::span<float> nll);
+    /// Collective. Scores of this rank's rows of `documents`, one after the other.
+    void losses(std::span<const TrainingDocument> documents, const RowScores& scores);
 
     /// New weights, from a flat vector on the device, in the order of `stream()`.
     void refresh(const float* flat) { weights_.refresh(places_, flat, stream_.get()); }
@@ -88,6 +87,7 @@ private:
     std::vector<RecomputeAction> plan_;
     PinnedBuffer<std::int32_t> host_rows_;  // [3, rows]: tokens, targets, positions
     PinnedBuffer<float> host_nll_;
+    PinnedBuffer<std::uint8_t> host_most_likely_;
     DeviceBuffer<std::int64_t> first_bad_;  // [layers + 1] of each layer's input rows: the first value not finite
     PinnedBuffer<std::int64_t> host_first_bad_;
     std::int64_t values_ = 0;  // of a layer's rows in the last run

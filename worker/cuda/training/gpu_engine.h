@@ -39,8 +39,8 @@ public:
     [[nodiscard]] CheckpointSlice slice() override;
     void restore(const TrainingCheckpoint& checkpoint) override;
     void publish() override;
-    void losses(std::span<const TrainingDocument> documents, std::span<float> nll) override {
-        backprop_.losses(documents, nll);
+    void losses(std::span<const TrainingDocument> documents, const RowScores& scores) override {
+        backprop_.losses(documents, scores);
     }
 
     [[nodiscard]] GpuBackprop& backprop() { return backprop_; }
