@@ -10,6 +10,8 @@
 
 #include "core/errors.h"
 #include "core/files.h"
+#include "kernels/backward/cross_entropy.h"
+#include "parallel/self_communicator.h"
 #include "tests/worker/training/training_runs.h"
 #include "worker/training/cpu_engine.h"
 #include "worker/training/validation.h"
