@@ -26,6 +26,17 @@ namespace {
 constexpr double kGpuBf16Tflops = 989.0;
 constexpr double kGpuFp32Tflops = 67.0;
 
+/// `resolve(device, dtype)` turns model.device and model.dtype into what this rank computes on; its errors name the
+/// key.
+template <class Resolve>
+Execution execution_of(const TrainConfig& config, const Resolve& resolve) {
+    try {
+        return resolve(config.device, config.dtype);
+    } catch (const UnavailableError& error) {
+        throw UnavailableError(fmt::format("model.device = \"{}\": {}", config.device, error.what()));
+    }
+}
+
 /// What the MFU is measured against, all ranks together; `threads` threads are what `ranks_here` of them use.
 double peak_flops(const TrainOptions& options, const Execution& execution, int threads, int ranks_here, int ranks) {
     if (options.peak_tflops) {
@@ -55,7 +66,9 @@ int train_in_mpi_world(const TrainOptions& options, Communicator& comm, int loca
         config = read_train_config(options.config);
     });
     const int threads = threads_per_rank(mpi_ranks_on_host(comm.size()), true);
-    Execution execution = resolve_world_execution(config.device, config.dtype, comm, local_rank);
+    Execution execution = execution_of(config, [&](const std::string& device, const std::string& dtype) {
+        return resolve_world_execution(device, dtype, comm, local_rank);
+    });
     execution.comm_timeout = options.comm_timeout;
     // The others wait: it has the cores that it will have.
     const double peak = comm.rank() == 0 ? peak_flops(options, execution, threads, 1, comm.size()) : 0.0;
@@ -83,7 +96,9 @@ int train_with_threads(const TrainOptions& options) {
     guard_world(self);
     const int ranks = resolve_ranks(options.ranks, 0);
     const TrainConfig config = read_train_config(options.config);
-    const Execution execution = resolve_execution(config.device, config.dtype, ranks);
+    const Execution execution = execution_of(config, [&](const std::string& device, const std::string& dtype) {
+        return resolve_execution(device, dtype, ranks);
+    });
     const int threads = threads_per_rank(ranks, false);
     const double peak = peak_flops(options, execution, std::min(threads * ranks, usable_cores()), ranks, ranks);
     run_thread_parts(ranks, [&](Communicator& comm) {

@@ -158,6 +158,50 @@ TEST_CASE("losses of a training engine on the GPU are the CPU's") {
     }
 }
 
+TEST_CASE("a GPU engine goes on from a checkpoint with the same bits, and on another world") {
+    const TemporaryModels models;
+    const std::filesystem::path folder = make_smooth(models, "log_linear_mamba2");
+    const Documents documents = random_documents({30, 10});
+    const auto step = [&](cuda::GpuEngine& engine, const TrainingRanks& ranks, std::int64_t update) {
+        engine.zero_gradients();
+        const StepLoss loss = engine.run(parts_of(documents, ranks.group()), 1.0F / 30.0F);
+        (void)engine.reduce();
+        engine.step(kHyper, update, 1.0F);
+        return loss.nll_sum;
+    };
+    const std::filesystem::path checkpoints = models.root() / "checkpoints";
+    std::filesystem::path saved;
+    double third = 0.0;  // loss of the third step
+    std::vector<float> values;
+    with_gpu_engines(folder, 1, 1, Operand::kFp32, {}, [&](cuda::GpuEngine& engine, const TrainingRanks& ranks) {
+        for (const std::int64_t update : {1, 2}) (void)step(engine, ranks, update);
+        SelfCommunicator self;
+        const CheckpointHead head{2, parameter_table(engine.parameters()), "{}", nlohmann::json::object()};
+        saved = write_training_checkpoint(self, checkpoints, head, engine.slice(), 0);
+        third = step(engine, ranks, 3);
+        const std::span<const float> own = engine.slice().values;
+        values.assign(own.begin(), own.end());
+    });
+    for (const int world : {1, 2}) {
+        double nll = 0.0;
+        std::mutex mutex;
+        with_gpu_engines(folder, world, world, Operand::kFp32, {},
+                         [&](cuda::GpuEngine& engine, const TrainingRanks& ranks) {
+                             engine.restore(TrainingCheckpoint::open(saved));
+                             engine.publish();
+                             const double part = step(engine, ranks, 3);
+                             const std::span<const float> own = engine.slice().values;
+                             const std::lock_guard<std::mutex> lock(mutex);
+                             nll += part;
+                             if (world > 1) return;
+                             CHECK(std::memcmp(own.data(), values.data(), own.size_bytes()) == 0);
+                         });
+        INFO(world << " ranks");
+        if (world == 1) CHECK(nll == third);
+        CHECK(std::fabs(nll - third) <= 1e-6 * third);
+    }
+}
+
 TEST_CASE("a GPU engine says where numbers stop being finite") {
     const TemporaryModels models;
     const std::filesystem::path folder = make_smooth(models, "log_linear_mamba2");
