@@ -11,6 +11,8 @@
 namespace fenwick::cuda::backward {
 namespace {
 
+constexpr std::int64_t kTileElements = kChunkTokens * kChunkTokens;
+
 std::int64_t blocks_of(std::int64_t rows) {
     return (rows + kBlockTokens - 1) / kBlockTokens;
 }
@@ -60,19 +62,19 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     const std::int64_t places = std::max<std::int64_t>(static_cast<std::int64_t>(m.walks) * m.walk_tiles,
                                                        2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
     const std::int64_t block_chunks = kChunksPerBlock * m.heads;
-    const std::int64_t place_elements = 2 * (m.state_elements() + kChunk * kChunk);
+    const std::int64_t place_elements = 2 * (m.state_elements() + kTileElements);
     m.blocks_at_once = std::clamp<std::int64_t>(kMostBytes / (block_chunks * places * place_elements * 2), 1,
                                                 std::max<std::int64_t>(blocks, 1));
     const std::int64_t chunks = m.blocks_at_once * block_chunks;
     m.cumulative = carver.take<double>(m.heads * m.padded_rows);
-    m.triangle = carver.take<__nv_bfloat16>(chunks * kChunk * kChunk);
+    m.triangle = carver.take<__nv_bfloat16>(chunks * kTileElements);
     m.removes = carver.take<__nv_bfloat16>(chunks * m.state_elements());
     m.reads = carver.take<__nv_bfloat16>(chunks * m.state_elements());
-    m.writes = carver.take<__nv_bfloat16>(chunks * m.tiles * kChunk * kChunk);
+    m.writes = carver.take<__nv_bfloat16>(chunks * m.tiles * kTileElements);
     m.states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
     m.d_states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
-    m.values = carver.take<__nv_bfloat16>(chunks * places * kChunk * kChunk);
-    m.d_values = carver.take<__nv_bfloat16>(chunks * places * kChunk * kChunk);
+    m.values = carver.take<__nv_bfloat16>(chunks * places * kTileElements);
+    m.d_values = carver.take<__nv_bfloat16>(chunks * places * kTileElements);
     if (m.heads_per_key > 1) {
         m.d_q = carver.take<float>(chunks * kChunk * m.key_dim);
         m.d_k = carver.take<float>(chunks * kChunk * m.key_dim);
