@@ -6,8 +6,10 @@ usage: chaos.py FENWICK [--faults 20] [--kinds KIND...] [--documents 110] [--lon
 Needs root for the full disk (a tmpfs); without, it says so and leaves that fault out."""
 
 import argparse
+import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,6 +18,7 @@ import time
 from trial import (Proxy, Trial, end, fail, main, require_no_process_left, require_same, say, scratch, write_documents)
 
 ANSWER_WITHIN = 10
+SECONDS_A_FAULT = 7  # of an undisturbed run's time: a fault and the rest after it take less
 NAMED_WITHIN = 10
 
 
@@ -81,29 +84,39 @@ class Chaos:
         fail("no gang is at work")
 
     def await_name(self, gang, rank, begun):
-        """The rank's name in the job's log and in the list of gangs."""
+        """The rank's name in the list of gangs and in the job's log; False: the log has none, for the gang gave back its
+        work between our look at it and the fault, and had nothing of the job."""
         text = f"rank {rank['rank']} of gang {gang.name}"
+        in_list_since = None
         while time.time() - begun < NAMED_WITHIN:
             in_log = any(text in entry["text"] and entry["time"] >= begun * 1000 - 50 for entry in self.trial.logs(self.job))
-            in_list = any(r["pid"] == rank["pid"] and r["state"] in ("disconnected", "stalled", "lost")
-                          for w in self.trial.ask("workers", "--all") for r in w["ranks"])
-            if in_log and in_list:
+            if any(r["pid"] == rank["pid"] and r["state"] in ("disconnected", "stalled", "lost")
+                   for w in self.trial.ask("workers", "--all") for r in w["ranks"]):
+                in_list_since = in_list_since or time.time()
+            if in_log and in_list_since:
                 self.named.append(time.time() - begun)
-                return
+                return True
+            if in_list_since and time.time() - in_list_since > 2:
+                return False
             time.sleep(0.1)
         fail(f"{text} was not named within {NAMED_WITHIN} s")
 
+    def hit_rank(self, number):
+        """The signal to a rank at work, until one was hit that had work of the job; (gang, rank)."""
+        for _ in range(4):
+            _, gang, rank = self.busy_rank()
+            begun = time.time()
+            end(rank["pid"], number)
+            if self.await_name(gang, rank, begun):
+                return gang, rank
+            end(rank["pid"], signal.SIGKILL)
+        fail("of four ranks at work that were hit none was named in the job's log")
+
     def kill_rank(self):
-        _, gang, rank = self.busy_rank()
-        begun = time.time()
-        end(rank["pid"], signal.SIGKILL)
-        self.await_name(gang, rank, begun)
+        self.hit_rank(signal.SIGKILL)
 
     def stop_rank(self):
-        _, gang, rank = self.busy_rank()
-        begun = time.time()
-        end(rank["pid"], signal.SIGSTOP)
-        self.await_name(gang, rank, begun)
+        gang, rank = self.hit_rank(signal.SIGSTOP)
         # Nobody wakes it: the gang is given up, and mpirun or the supervisor has to get rid of it.
         if gang.ranks == 1:
             time.sleep(8)
@@ -169,6 +182,23 @@ def require_once_per_fault(trial, job, times):
     return sum(len(texts) for texts in seen.values())
 
 
+def enough_documents(trial, folder, options):
+    """--documents of them, or as many more as keep this machine at work for SECONDS_A_FAULT for each fault; with what an
+    undisturbed run makes of them in folder/want."""
+    wanted = SECONDS_A_FAULT * (options.faults or len(options.kinds))
+    documents = options.documents
+    while True:
+        path, bad = write_documents(folder, documents, options.longest, seed=options.seed)
+        shutil.rmtree(folder / "want", ignore_errors=True)
+        begun = time.time()
+        trial.embedded(folder / "want", path)
+        seconds = time.time() - begun
+        say(f"embedded: {documents} documents, {seconds:.1f} s")
+        if seconds >= wanted:
+            return documents, path, bad
+        documents = math.ceil(1.2 * documents * wanted / seconds)
+
+
 def body():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fenwick")
@@ -189,10 +219,7 @@ def body():
         say("no tmpfs can be mounted here: the full disk is left out")
     trial = Trial(options.fenwick, folder, save_seconds=0.5, stretch_tokens=1 << 18, data=disk / "data", hidden=64, layers=2)
     try:
-        path, bad = write_documents(folder, options.documents, options.longest, seed=options.seed)
-        begun = time.time()
-        trial.embedded(folder / "want", path)
-        say(f"embedded: {time.time() - begun:.1f} s")
+        documents, path, bad = enough_documents(trial, folder, options)
         trial.start_coordinator()
         proxy = Proxy(trial.control)
         for ranks in (1, 2, 3):
@@ -207,7 +234,7 @@ def body():
         if state["state"] != "completed":
             fail(f"the job is {state['state']}")
         trial.fetch(job, folder / "got")
-        require_same(folder / "want", folder / "got", options.documents, bad)
+        require_same(folder / "want", folder / "got", documents, bad)
         again = require_once_per_fault(trial, job, chaos.times)
         usage = state["usage"]
         say(f"{len(chaos.times)} faults: leases ended {again} times, {usage['computed_tokens'] - usage['scored_tokens']} tokens of "
