@@ -1,0 +1,439 @@
+// Runs CUDA C++ on the host, for checking: a thread block is a set of fibers on one thread, switched at barriers and
+// warp collectives. See README.md.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+
+#define __CUDACC__ 1
+#define __CUDA_ON_HOST__ 1
+#define __host__
+#define __device__
+#define __global__ static __attribute__((unused))
+#define __shared__ static
+#define __constant__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
+
+struct uint3_ {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+inline uint3_ threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+struct alignas(16) double2 {
+    double x, y;
+};
+inline float2 make_float2(float x, float y) {
+    return {x, y};
+}
+inline float4 make_float4(float x, float y, float z, float w) {
+    return {x, y, z, w};
+}
+inline uint2 make_uint2(unsigned x, unsigned y) {
+    return {x, y};
+}
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+inline int4 make_int4(int x, int y, int z, int w) {
+    return {x, y, z, w};
+}
+
+namespace cuda_on_host {
+struct Launch {
+    dim3 grid, block;
+    std::size_t shared;
+};
+void run(const Launch& launch, const std::function<void()>& body, const char* name);
+void sync_threads();                   // of the block
+int sync_count(int predicate);         // __syncthreads_count
+void sync_named(int id, int threads);  // bar.sync id, threads
+unsigned char* dynamic_shared();
+std::size_t dynamic_shared_bytes();
+// Every live lane of the warp puts `bytes` in and gets a pointer to all 32 lanes' values (stride kLaneBytes).
+inline constexpr std::size_t kLaneBytes = 128;
+const unsigned char* warp_exchange(const void* value, std::size_t bytes, unsigned mask);
+int lane();
+template <class T>
+struct Id {
+    using type = T;
+};
+template <class T>
+T shuffle(T value, int from) {
+    const unsigned char* all = warp_exchange(&value, sizeof(T), 0xffffffffU);
+    T got;
+    std::memcpy(&got, all + kLaneBytes * static_cast<unsigned>(from), sizeof(T));
+    return got;
+}
+template <class B>
+void launch(dim3 grid, dim3 block, std::size_t shared, const char* name, B body) {
+    run({grid, block, shared}, body, name);
+}
+struct Config {
+    dim3 grid, block;
+    std::size_t shared;
+    Config(dim3 g, dim3 b, std::size_t s = 0, const void* = nullptr) : grid(g), block(b), shared(s) {}
+};
+template <class B>
+void launch(const Config& c, const char* name, B body) {
+    run({c.grid, c.block, c.shared}, body, name);
+}
+}  // namespace cuda_on_host
+
+inline void __syncthreads() {
+    cuda_on_host::sync_threads();
+}
+inline int __syncthreads_count(int p) {
+    return cuda_on_host::sync_count(p);
+}
+inline int __syncthreads_or(int p) {
+    return cuda_on_host::sync_count(p) != 0;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffU) {
+    char c = 0;
+    cuda_on_host::warp_exchange(&c, 1, mask);
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+template <class T>
+T __shfl_sync(unsigned, T v, int from, int width = 32) {
+    int l = cuda_on_host::lane();
+    return cuda_on_host::shuffle(v, (l & ~(width - 1)) | (from & (width - 1)));
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T v, int x, int = 32) {
+    return cuda_on_host::shuffle(v, cuda_on_host::lane() ^ x);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T v, int d, int width = 32) {
+    int l = cuda_on_host::lane();
+    return cuda_on_host::shuffle(v, (l % width) >= d ? l - d : l);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T v, int d, int width = 32) {
+    int l = cuda_on_host::lane();
+    return cuda_on_host::shuffle(v, (l % width) + d < width ? l + d : l);
+}
+inline unsigned __ballot_sync(unsigned, int p) {
+    const unsigned char* all = cuda_on_host::warp_exchange(&p, sizeof(p), 0xffffffffU);
+    unsigned r = 0;
+    for (int i = 0; i < 32; ++i) {
+        int q;
+        std::memcpy(&q, all + cuda_on_host::kLaneBytes * i, 4);
+        r |= (q ? 1U : 0U) << i;
+    }
+    return r;
+}
+inline int __any_sync(unsigned m, int p) {
+    return __ballot_sync(m, p) != 0;
+}
+inline int __all_sync(unsigned m, int p) {
+    return __ballot_sync(m, p) == 0xffffffffU;
+}
+
+template <class T>
+T __ldg(const T* p) {
+    return *p;
+}
+template <class T>
+T __ldcg(const T* p) {
+    return *p;
+}
+template <class T>
+T __ldcs(const T* p) {
+    return *p;
+}
+template <class T, class U>
+void __stcs(T* p, U v) {
+    *p = v;
+}
+template <class T, class U>
+void __stcg(T* p, U v) {
+    *p = v;
+}
+inline float __expf(float x) {
+    return std::exp(x);
+}
+inline float __logf(float x) {
+    return std::log(x);
+}
+inline float exp2f_(float x) {
+    return std::exp2(x);
+}
+inline float __fdividef(float a, float b) {
+    return a / b;
+}
+inline float __frcp_rn(float a) {
+    return 1.0F / a;
+}
+inline float __fmul_rn(float a, float b) {
+    return a * b;
+}
+inline float __fadd_rn(float a, float b) {
+    return a + b;
+}
+inline float rsqrtf(float a) {
+    return 1.0F / std::sqrt(a);
+}
+inline float __frsqrt_rn(float a) {
+    return 1.0F / std::sqrt(a);
+}
+inline float __uint_as_float(unsigned x) {
+    float f;
+    std::memcpy(&f, &x, 4);
+    return f;
+}
+inline float __int_as_float(int x) {
+    float f;
+    std::memcpy(&f, &x, 4);
+    return f;
+}
+inline unsigned __float_as_uint(float x) {
+    unsigned f;
+    std::memcpy(&f, &x, 4);
+    return f;
+}
+inline int __float_as_int(float x) {
+    int f;
+    std::memcpy(&f, &x, 4);
+    return f;
+}
+inline int __popc(unsigned x) {
+    return __builtin_popcount(x);
+}
+inline int __popcll(unsigned long long x) {
+    return __builtin_popcountll(x);
+}
+inline int __ffs(int x) {
+    return __builtin_ffs(x);
+}
+inline int __ffsll(long long x) {
+    return __builtin_ffsll(x);
+}
+inline int __clz(int x) {
+    return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
+}
+inline int __clzll(long long x) {
+    return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+    return static_cast<std::common_type_t<A, B>>(a) < static_cast<std::common_type_t<A, B>>(b) ? a : b;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+    return static_cast<std::common_type_t<A, B>>(a) < static_cast<std::common_type_t<A, B>>(b) ? b : a;
+}
+
+// ---- runtime
+typedef int cudaError_t;
+typedef void* cudaStream_t;
+typedef void* cudaEvent_t;
+enum {
+    cudaSuccess = 0,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNoDevice = 100,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorSystemDriverMismatch = 803,
+    cudaErrorInitializationError = 3,
+    cudaErrorDevicesUnavailable = 46,
+    cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorNotReady = 600
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+enum { cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventDefault = 0 };
+inline cudaError_t cudaGetLastError() {
+    return cudaSuccess;
+}
+inline cudaError_t cudaPeekAtLastError() {
+    return cudaSuccess;
+}
+inline const char* cudaGetErrorName(cudaError_t) {
+    return "cudaError";
+}
+inline const char* cudaGetErrorString(cudaError_t) {
+    return "error";
+}
+inline cudaError_t cudaGetDevice(int* d) {
+    *d = 0;
+    return 0;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* v, int, int) {
+    *v = 227 * 1024;
+    return 0;
+}
+enum { cudaDevAttrMultiProcessorCount = 16 };
+template <class F>
+cudaError_t cudaFuncSetAttribute(F*, int, int) {
+    return 0;
+}
+cudaError_t cudaMalloc(void** p, std::size_t n);
+cudaError_t cudaFree(void* p);
+inline cudaError_t cudaMallocAsync(void** p, std::size_t n, cudaStream_t) {
+    return cudaMalloc(p, n);
+}
+inline cudaError_t cudaFreeAsync(void* p, cudaStream_t) {
+    return cudaFree(p);
+}
+inline cudaError_t cudaMallocHost(void** p, std::size_t n) {
+    return cudaMalloc(p, n);
+}
+inline cudaError_t cudaFreeHost(void* p) {
+    return cudaFree(p);
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t n, cudaMemcpyKind, cudaStream_t = nullptr) {
+    std::memmove(to, from, n);
+    return 0;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t n, cudaMemcpyKind) {
+    std::memmove(to, from, n);
+    return 0;
+}
+inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t tp, const void* from, std::size_t fp, std::size_t w,
+                                     std::size_t h, cudaMemcpyKind, cudaStream_t = nullptr) {
+    for (std::size_t i = 0; i < h; ++i)
+        std::memmove(static_cast<char*>(to) + i * tp, static_cast<const char*>(from) + i * fp, w);
+    return 0;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int v, std::size_t n, cudaStream_t = nullptr) {
+    std::memset(to, v, n);
+    return 0;
+}
+inline cudaError_t cudaMemset2DAsync(void* to, std::size_t tp, int v, std::size_t w, std::size_t h,
+                                     cudaStream_t = nullptr) {
+    for (std::size_t i = 0; i < h; ++i) std::memset(static_cast<char*>(to) + i * tp, v, w);
+    return 0;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return 0;
+}
+inline cudaError_t cudaDeviceSynchronize() {
+    return 0;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) {
+    *s = nullptr;
+    return 0;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
+    *s = nullptr;
+    return 0;
+}
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* a, int* b) {
+    *a = *b = 0;
+    return 0;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) {
+    return 0;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
+    return 0;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+    *e = nullptr;
+    return 0;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+    return 0;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    return 0;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+    return 0;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t) {
+    return 0;
+}
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
+    *ms = 1.0F;
+    return 0;
+}
+
+// ---- bf16
+struct __nv_bfloat16 {
+    std::uint16_t bits;
+};
+struct alignas(4) __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
+inline float __bfloat162float(__nv_bfloat16 v) {
+    return __uint_as_float(static_cast<unsigned>(v.bits) << 16);
+}
+inline __nv_bfloat16 __float2bfloat16_rn(float f) {
+    unsigned b = __float_as_uint(f);
+    if (f != f) return {0x7fff};
+    b += 0x7fffU + ((b >> 16) & 1U);
+    return {static_cast<std::uint16_t>(b >> 16)};
+}
+inline __nv_bfloat16 __float2bfloat16(float f) {
+    return __float2bfloat16_rn(f);
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) {
+    return {__float2bfloat16_rn(a), __float2bfloat16_rn(b)};
+}
+inline float2 __bfloat1622float2(__nv_bfloat162 v) {
+    return {__bfloat162float(v.x), __bfloat162float(v.y)};
+}
+inline float __low2float(__nv_bfloat162 v) {
+    return __bfloat162float(v.x);
+}
+inline float __high2float(__nv_bfloat162 v) {
+    return __bfloat162float(v.y);
+}
+struct cudaFuncAttributes {
+    int binaryVersion;
+};
+template <class F>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, F*) {
+    return 0;
+}
+enum { cudaErrorCudartUnloading = 4, cudaHostAllocDefault = 0 };
+inline cudaError_t cudaHostAlloc(void** p, std::size_t n, unsigned) {
+    return cudaMalloc(p, n);
+}
+
+inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+    const unsigned long long old = *at;
+    if (value < old) *at = value;
+    return old;
+}
+using std::isfinite;
+using std::isnan;
