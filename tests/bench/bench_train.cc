@@ -194,7 +194,9 @@ int run(int argc, char** argv) {
     app.add_option("--runs", settings.runs, "runs of each length")->check(CLI::Range(1, 1000));
     app.add_option("--peak-tflops", settings.peak_tflops, "of one GPU, for the MFU");
     app.add_option("--memory-gib", settings.budget_gib, "device memory that the printed plan may use");
-    app.add_flag("--plan", settings.plan_only, "print the memory plan alone: needs no GPU");
+    app.add_flag(
+        "--plan", settings.plan_only,
+        "print the memory plan alone; a GPU has to be there all the same (its sort is asked for its workspace)");
     app.add_flag("--fp32", settings.fp32, "fp32 operands");
     CLI11_PARSE(app, argc, argv);
 
