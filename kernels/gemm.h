@@ -12,7 +12,8 @@ using SgemmFunction = void (*)(CBLAS_ORDER, CBLAS_TRANSPOSE, CBLAS_TRANSPOSE, bl
                                const float*, blasint, const float*, blasint, float, float*, blasint);
 
 /// Once per process, and cheap afterwards: limits OpenBLAS to one thread a call (parallelism is ours, over tiles) and
-/// checks its sgemm against double. Call it before the first gemm_*; matmul_rows and cross_entropy call it themselves.
+/// checks its sgemm against double. Call it before the first gemm_*; matmul_rows, cross_entropy, the mixers and
+/// their gradients call it themselves.
 /// Throws UnavailableError when OpenBLAS computes wrong products on this processor.
 void initialise_blas();
 

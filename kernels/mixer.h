@@ -36,6 +36,7 @@ struct EnteringNode {
 
 /// Summaries of the first `blocks` whole blocks of `inputs`, each from a zero state:
 /// out[blocks][summary_floats(shape)]. `workspace`: threads * mixer_workspace_floats(shape, 0) floats.
+/// Throws UnavailableError from initialise_blas(); so does `mixer_outputs`.
 void mixer_block_summaries(const MixerShape& shape, const MixerInputs& inputs, std::int64_t blocks, float* out,
                            int threads, float* workspace);
 

@@ -7,6 +7,7 @@
 #include "core/fenwick.h"
 #include "kernels/cpu/block_walk.h"
 #include "kernels/cpu/entering_stack.h"
+#include "kernels/gemm.h"
 
 namespace fenwick {
 namespace {
@@ -27,6 +28,7 @@ std::int64_t mixer_workspace_floats(const MixerShape& shape, std::int64_t last_b
 
 void mixer_block_summaries(const MixerShape& shape, const MixerInputs& inputs, std::int64_t blocks, float* out,
                            int threads, float* workspace) {
+    initialise_blas();
     const std::int64_t one = transition_floats(shape) + state_floats(shape);
     const std::int64_t per_thread = mixer_workspace_floats(shape, 0);
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(dynamic) if (threads > 1)
@@ -44,6 +46,7 @@ void mixer_outputs(const MixerShape& shape, const MixerInputs& inputs, std::int6
     cpu::check_entering("mixer_outputs", first_block, entering);
     const std::int64_t rows = inputs.v.rows;
     if (rows == 0) return;
+    initialise_blas();
     const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
     const std::int64_t last_block = first_block + blocks - 1;
     const std::int64_t one = transition_floats(shape) + state_floats(shape);

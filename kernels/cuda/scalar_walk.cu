@@ -5,6 +5,7 @@
 #include "core/cuda/check.h"
 #include "kernels/cuda/scalar_plan.h"
 #include "kernels/cuda/shared_memory.h"
+#include "kernels/cuda/store_tile.cuh"
 #include "kernels/cuda/tile.cuh"
 
 namespace fenwick::cuda::scalar {
@@ -29,25 +30,6 @@ struct WalkParams {
 
 __device__ __forceinline__ float decay_between(double later, double earlier) {
     return __expf(static_cast<float>(later - earlier));
-}
-
-// Rounds a warpgroup's 64 rows of a state to bf16 and writes them as rows [first_row, + 64) of a node's tile.
-__device__ __forceinline__ void store_node(const float (&state)[32], __nv_bfloat16* node, int row, int lane) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            std::uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int at = 4 * (4 * m + i) + 2 * half;
-                w[i] = pack_bf16(state[at], state[at + 1]);
-            }
-            transpose_quad(w, lane);
-            char* to = reinterpret_cast<char*>(node) + tile_offset(row + 8 * half, 4 * m + lane % 4);
-            *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-    }
 }
 
 // kColumns: columns of work of a CTA, which share the keys; each has kKeyDim / 64 warpgroups.
@@ -208,12 +190,12 @@ __global__ void __launch_bounds__(Walk<kKeyDim, kRunning, kColumns>::kThreads)
             }
             // The second and fourth quads' own states are no nodes: eight groups and the block take their places.
             if (node != nullptr && (ended != 3 || unit % 2 == 0))
-                store_node(state, node + ended * node_step, row, lane);
+                store_tile(state, node + ended * node_step, row, lane);
         }
         if (step == steps) break;
         __syncthreads();
         if (step % kGroupChunks == 0) {
-            if constexpr (kRunning) store_node(state, node + group * node_step, row, lane);
+            if constexpr (kRunning) store_tile(state, node + group * node_step, row, lane);
             const float keep = kRunning || group % 2 != 0 ? keeps[own][group] : 0.0F;
 #pragma unroll
             for (float& x : state) x *= keep;
@@ -270,7 +252,7 @@ __global__ void __launch_bounds__(2 * kKeyDim) quads_kernel(const __grid_constan
     }
     if (!summary) {
         const std::int64_t group = block * kGroupsPerBlock + kGroupsPerBlock / 2 - 1;
-        store_node(merged, p.group_nodes + (group * plan.columns + column) * plan.node_elements, row, lane);
+        store_tile(merged, p.group_nodes + (group * plan.columns + column) * plan.node_elements, row, lane);
         return;
     }
     float* to = p.summaries + (block * plan.heads + head) * (1 + kKeyDim * plan.value_dim);

@@ -10,7 +10,6 @@
 
 #include "core/fenwick.h"
 #include "kernels/backward/mixer.h"
-#include "kernels/gemm.h"
 #include "kernels/mixer.h"
 
 namespace {
@@ -54,9 +53,7 @@ public:
           d_summaries_(blocks_, fenwick::summary_floats(shape), 0.0F, 0.0F),
           workspace_(bench_threads() *
                      std::max(fenwick::mixer_workspace_floats(shape, blocks_ - 1),
-                              fenwick::mixer_backward_workspace_floats(shape, blocks_, blocks_ - 1))) {
-        fenwick::initialise_blas();
-    }
+                              fenwick::mixer_backward_workspace_floats(shape, blocks_, blocks_ - 1))) {}
 
     void forward() {
         fenwick::mixer_block_summaries(shape_, inputs(), blocks_ - 1, summaries_.values.data(), bench_threads(),

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/errors.h"
-#include "kernels/cuda/backward/cumulative.h"
+#include "kernels/cuda/backward/batches.h"
 #include "kernels/cuda/backward/matrix.h"
 #include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/shared_memory.h"
@@ -13,24 +13,11 @@ namespace {
 
 constexpr std::int64_t kTileElements = kChunkTokens * kChunkTokens;
 
-std::int64_t blocks_of(std::int64_t rows) {
-    return (rows + kBlockTokens - 1) / kBlockTokens;
-}
-
-// body(plan of a batch): the shard's first `blocks` blocks, as many at a time as the workspace takes.
-template <class Body>
-void in_batches(Matrix plan, const Call& call, std::int64_t blocks, const Body& body) {
-    check_alignment(call);
-    plan.call = call;
-    launch_cumulative(call, plan.padded_rows, plan.cumulative);
-    for (std::int64_t b = 0; b < blocks; b += plan.blocks_at_once) {
-        plan.batch_block = b;
-        plan.batch_blocks = std::min(plan.blocks_at_once, blocks - b);
-        body(plan);
-        launch_matrix_prepare(plan);
-        launch_matrix_walks(plan);
-        launch_matrix_rows(plan);
-    }
+// A batch's kernels, once it is known what enters it.
+void launch_batch(const Matrix& m) {
+    launch_matrix_prepare(m);
+    launch_matrix_walks(m);
+    launch_matrix_rows(m);
 }
 
 }  // namespace
@@ -86,6 +73,7 @@ void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tre
     in_batches(plan, call, tree.blocks, [&](Matrix& m) {
         m.entering = tree.states + tree.place(m.batch_block);
         m.d_entering = tree.d_states + tree.place(m.batch_block);
+        launch_batch(m);
     });
 }
 
@@ -95,6 +83,7 @@ void launch_matrix_summaries(const Matrix& plan, const Call& call, std::int64_t 
         m.walks = 2;
         m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
         m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
+        launch_batch(m);
     });
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/backward/call.h"
+#include "kernels/cuda/store_tile.cuh"
 #include "kernels/cuda/tile.cuh"
 
 namespace fenwick::cuda::backward {
@@ -92,25 +93,6 @@ __device__ __forceinline__ void multiply_group(float (&acc)[32], std::uint32_t a
     product_commit();
     product_wait<0>();
     product_done(acc);
-}
-
-/// Rounds a warpgroup's 64 rows and columns to bf16 and writes them as rows row(, + 8) of a tile: `row` the thread's.
-__device__ __forceinline__ void store_tile(const float (&x)[32], void* tile, int row, int lane) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            std::uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int at = 4 * (4 * m + i) + 2 * half;
-                w[i] = pack_bf16(x[at], x[at + 1]);
-            }
-            transpose_quad(w, lane);
-            char* to = static_cast<char*>(tile) + tile_offset(row + 8 * half, 4 * m + lane % 4);
-            *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-    }
 }
 
 __device__ __forceinline__ float exp2_fast(float x) {

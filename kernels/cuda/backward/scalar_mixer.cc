@@ -1,7 +1,7 @@
 // The scalar algebra's entry points: what the kernels share, and the order of their launches.
 #include <algorithm>
 
-#include "kernels/cuda/backward/cumulative.h"
+#include "kernels/cuda/backward/batches.h"
 #include "kernels/cuda/backward/scalar.h"
 #include "kernels/cuda/scalar_plan.h"
 #include "kernels/cuda/shared_memory.h"
@@ -9,10 +9,6 @@
 
 namespace fenwick::cuda::backward {
 namespace {
-
-std::int64_t blocks_of(std::int64_t rows) {
-    return (rows + kBlockTokens - 1) / kBlockTokens;
-}
 
 // Heads of a part: as many as share their keys; fewer where there are few chunks, to fill the chip.
 int heads_of_part(const MixerShape& shape, std::int64_t chunks) {
@@ -23,19 +19,6 @@ int heads_of_part(const MixerShape& shape, std::int64_t chunks) {
         if (sharing % n == 0 && chunks * (shape.heads / n) >= kEnough) best = n;
     }
     return static_cast<int>(best);
-}
-
-// body(plan of a batch): the shard's first `blocks` blocks, as many at a time as the workspace takes.
-template <class Body>
-void in_batches(Scalar plan, const Call& call, std::int64_t blocks, const Body& body) {
-    check_alignment(call);
-    plan.call = call;
-    launch_cumulative(call, plan.padded_rows, plan.cumulative);
-    for (std::int64_t b = 0; b < blocks; b += plan.blocks_at_once) {
-        plan.batch_block = b;
-        plan.batch_blocks = std::min(plan.blocks_at_once, blocks - b);
-        body(plan);
-    }
 }
 
 }  // namespace

@@ -13,6 +13,15 @@ namespace fenwick::test {
 inline constexpr Operand kOperands[] = {Operand::kFp32, Operand::kBf16};
 inline constexpr double kUnit = 0x1p-24;  // fp32's rounding
 
+using Bytes = cuda::DeviceBuffer<unsigned char>;
+
+/// Poisoned.
+inline Bytes workspace_of(std::size_t bytes, const cuda::Stream& stream) {
+    Bytes memory(static_cast<std::int64_t>(bytes), stream.get());
+    FENWICK_CUDA_CHECK(cudaMemsetAsync(memory.data(), 0xFF, memory.bytes(), stream.get()));
+    return memory;
+}
+
 /// Columns [first, first + columns) of rows that are `stride` apart.
 template <class T>
 std::vector<T> columns_of(const std::vector<T>& rows, std::int64_t stride, std::int64_t first, std::int64_t columns) {

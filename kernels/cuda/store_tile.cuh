@@ -1,0 +1,27 @@
+// Sums in a warpgroup's registers on their way to a bf16 tile of tile.cuh.
+#pragma once
+
+#include "kernels/cuda/tile.cuh"
+
+namespace fenwick::cuda {
+
+/// Rounds a warpgroup's 64 rows and columns to bf16 and writes them as rows row(, + 8) of a tile: `row` the thread's.
+__device__ __forceinline__ void store_tile(const float (&x)[32], void* tile, int row, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            std::uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = 4 * (4 * m + i) + 2 * half;
+                w[i] = pack_bf16(x[at], x[at + 1]);
+            }
+            transpose_quad(w, lane);
+            char* to = static_cast<char*>(tile) + tile_offset(row + 8 * half, 4 * m + lane % 4);
+            *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+}  // namespace fenwick::cuda
