@@ -1,8 +1,10 @@
 """What the experiments share: running `fenwick`, training runs that are taken up again, tables and plots."""
 
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
@@ -23,18 +25,34 @@ def add_options(parser):
     parser.add_argument("--device", default="cpu", help="where to train: cpu or cuda")
     parser.add_argument("--dtype", default="fp32", help="fp32, or bf16 on cuda")
     parser.add_argument("--seed", type=int, default=1, help="of data and weights")
+    parser.add_argument("--jobs", type=int, default=1, help="training runs at a time, each with its share of the cores; "
+                        "what they print goes to train.log in their folders")
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def run(options, *arguments, text=None):
-    """Runs fenwick; ends the experiment with its message and exit code if it fails."""
-    done = subprocess.run([options.fenwick, *map(str, arguments)], input=text, text=True, stdout=subprocess.PIPE)
-    if done.returncode != 0:
-        raise SystemExit(done.returncode)
-    return done.stdout
+def run(options, *arguments, log=None):
+    """Runs fenwick; ends the experiment with its message and exit code if it fails. Where several runs go on at a time
+    what it says is appended to the file `log`."""
+    command = [options.fenwick, *map(str, arguments)]
+    if log is None or options.jobs == 1:
+        code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+    else:
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, os.cpu_count() // options.jobs)))
+        with open(log, "ab") as file:
+            code = subprocess.run(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": threads}).returncode
+        if code != 0:
+            say(f"{' '.join(command)}: exit code {code}; {log} has what it said")
+    if code != 0:
+        raise SystemExit(code)
+
+
+def at_a_time(options, work, items):
+    """work(item) for each of the items, --jobs of them at a time: a list of results in the items' order."""
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return list(pool.map(work, items))
 
 
 def tokenize(options, output, *inputs, vocab=None):
@@ -75,7 +93,7 @@ def train(options, folder, model, settings):
     metrics = folder / "log" / "metrics.jsonl"
     if not metrics.exists() or rows_of(metrics)[-1]["step"] < steps:
         begun = any((folder / "checkpoints").glob("step-*"))
-        run(options, "train", "--config", config, *(["--resume"] if begun else []))
+        run(options, "train", "--config", config, *(["--resume"] if begun else []), log=folder / "train.log")
     return rows_of(metrics)
 
 

@@ -58,6 +58,37 @@ def losses_by_position(folder, edges):
     return [s / c if c else None for s, c in zip(sums, counts)], counts
 
 
+def losses_of(options, family, data, held_out, levels, edges):
+    """A family's losses by position, trained and scored where that has not been done yet."""
+    name = family.lower().replace(" ", "_")
+    sizes = {"hidden": options.hidden, "layers": options.layers, "vocab": 256}
+    if "DeltaNet" in family:
+        # d_k = head_dim, d_v twice that: as large a state as Mamba-2's with half the heads.
+        sizes |= {"heads": max(1, options.heads // 2), "head_dim": options.head_dim}
+    else:
+        sizes |= {"heads": options.heads, "head_dim": options.head_dim, "state": options.state}
+    if family.startswith("log-linear"):
+        sizes["levels"] = levels
+    model = lab.init(options, options.output / "models" / name, family, **sizes)
+    run = options.output / "runs" / name
+    lab.train(options, run, model, {
+        "data": {"files": [data], "sequence_tokens": options.document,
+                 "batch_tokens": options.document * options.batch, "seed": options.seed},
+        "optimizer": {"lr": options.rate, "weight_decay": 0.1, "clip_norm": 1.0},
+        "schedule": {"kind": "cosine", "steps": options.steps, "warmup_steps": options.steps // 20},
+        "checkpoint": {"every_steps": max(1, options.steps // 20)},
+        "log": {"every_steps": max(1, options.steps // 200)},
+    })
+    exported = lab.export(options, run, options.output / "trained" / name)
+    scored = options.output / "scores" / name
+    if not (scored / "manifest.json").exists():
+        lab.run(options, "score", "--model", exported, "--output", scored, "--device", options.device, "--resume",
+                *held_out, log=run / "score.log")
+    means, _ = losses_by_position(scored, edges)
+    lab.say(f"{family}: " + ", ".join(f"{loss:.4f}" if loss else "" for loss in means))
+    return means
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     lab.add_options(parser)
@@ -79,36 +110,12 @@ def main():
     data = lab.tokenize(options, options.output / "data" / "train.tokens", *train_files)
     levels = (options.document - 1).bit_length() + 1
     edges = [0] + [1 << bit for bit in range(8, (options.document - 1).bit_length() + 1)]
+    losses = lab.at_a_time(options, lambda family: losses_of(options, family, data, held_out, levels, edges),
+                           options.families)
     curves, table = {}, []
-    for family in options.families:
-        name = family.lower().replace(" ", "_")
-        sizes = {"hidden": options.hidden, "layers": options.layers, "vocab": 256}
-        if "DeltaNet" in family:
-            # d_k = head_dim / 2, d_v twice that: as large a state as Mamba-2's with fewer heads.
-            sizes |= {"heads": max(1, options.heads // 2), "head_dim": options.head_dim}
-        else:
-            sizes |= {"heads": options.heads, "head_dim": options.head_dim, "state": options.state}
-        if family.startswith("log-linear"):
-            sizes["levels"] = levels
-        model = lab.init(options, options.output / "models" / name, family, **sizes)
-        run = options.output / "runs" / name
-        lab.train(options, run, model, {
-            "data": {"files": [data], "sequence_tokens": options.document,
-                     "batch_tokens": options.document * options.batch, "seed": options.seed},
-            "optimizer": {"lr": options.rate, "weight_decay": 0.1, "clip_norm": 1.0},
-            "schedule": {"kind": "cosine", "steps": options.steps, "warmup_steps": options.steps // 20},
-            "checkpoint": {"every_steps": max(1, options.steps // 20)},
-            "log": {"every_steps": max(1, options.steps // 200)},
-        })
-        exported = lab.export(options, run, options.output / "trained" / name)
-        scored = options.output / "scores" / name
-        if not (scored / "manifest.json").exists():
-            lab.run(options, "score", "--model", exported, "--output", scored, "--device", options.device, "--resume",
-                    *held_out)
-        losses, counts = losses_by_position(scored, edges)
-        curves[family] = ([end for end, loss in zip(edges[1:], losses) if loss], [x for x in losses if x])
-        table.append([family] + [f"{loss:.4f}" if loss else "" for loss in losses])
-        lab.say(f"{family}: " + ", ".join(row for row in table[-1][1:]))
+    for family, means in zip(options.families, losses):
+        curves[family] = ([end for end, loss in zip(edges[1:], means) if loss], [x for x in means if x])
+        table.append([family] + [f"{loss:.4f}" if loss else "" for loss in means])
     head = ["family"] + [f"{first} to {end - 1}" for first, end in zip(edges, edges[1:])]
     lab.write_table(options.output / "language_model.md", "Loss (nats a byte) by position in the document", head, table,
                     [f"{len(train_files)} documents of {options.document} bytes, {len(held_out)} held out, {options.steps} "

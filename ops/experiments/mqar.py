@@ -48,14 +48,20 @@ def write_sequences(path, count, seed, options):
     return path
 
 
-def accuracy_of(options, family, width, rate, files):
-    name = f"{family.lower().replace(' ', '_')}-{width}"
+def name_of(family, width):
+    return f"{family.lower().replace(' ', '_')}-{width}"
+
+
+def model_of(options, family, width):
     head_dim = min(width, options.head_dim)
-    gated_delta = "DeltaNet" in family
-    model = lab.init(options, options.output / "models" / name, family, hidden=width, layers=options.layers,
-                     heads=max(1, width // head_dim), head_dim=head_dim, vocab=options.vocab,
-                     **({} if gated_delta else {"state": options.state}))
-    rows = lab.train(options, options.output / "runs" / f"{name}-{rate:g}", model, {
+    state = {} if "DeltaNet" in family else {"state": options.state}
+    return lab.init(options, options.output / "models" / name_of(family, width), family, hidden=width,
+                    layers=options.layers, heads=max(1, width // head_dim), head_dim=head_dim, vocab=options.vocab, **state)
+
+
+def accuracy_of(options, family, width, rate, files):
+    model = model_of(options, family, width)
+    rows = lab.train(options, options.output / "runs" / f"{name_of(family, width)}-{rate:g}", model, {
         "data": {"files": [files[0]], "sequence_tokens": options.length,
                  "batch_tokens": options.length * options.batch, "seed": options.seed},
         "optimizer": {"lr": rate, "weight_decay": 0.1, "clip_norm": 1.0},
@@ -91,10 +97,14 @@ def main():
                           write_sequences(data / f"{name}.jsonl", count, options.seed + shift, options),
                           vocab=options.vocab)
              for name, count, shift in (("train", options.sequences, 0), ("validation", options.validation, 1_000_000))]
+    runs = [(family, width, rate) for family in options.families for width in options.widths for rate in options.rates]
+    for family, width, _ in runs:
+        model_of(options, family, width)
+    accuracies = dict(zip(runs, lab.at_a_time(options, lambda run: accuracy_of(options, *run, files), runs)))
     found = {}
     for family in options.families:
         for width in options.widths:
-            by_rate = {rate: accuracy_of(options, family, width, rate, files) for rate in options.rates}
+            by_rate = {rate: accuracies[family, width, rate] for rate in options.rates}
             found[family, width] = max(by_rate.values())
             lab.say(f"{family}, width {width}: " + ", ".join(f"{a:.1%} at {r:g}" for r, a in by_rate.items()))
     lab.write_table(options.output / "mqar.md", "MQAR: share of answers predicted",
