@@ -51,8 +51,9 @@ TEST_CASE("GPU products equal the double reference and do not depend on the numb
                 for (const std::int64_t count : {rows, kBlockTokens, 2 * kBlockTokens + 1, 7 * kBlockTokens, rows}) {
                     DeviceRows y(output, rows * c.n, stream.get());
                     if (c.accumulate) {
-                        FENWICK_CUDA_CHECK(
-                            cudaMemcpy(y.data(), before.data(), before.size() * sizeof(float), cudaMemcpyHostToDevice));
+                        // In the product's stream: a plain copy may still be on its way when it returns.
+                        FENWICK_CUDA_CHECK(cudaMemcpyAsync(y.data(), before.data(), before.size() * sizeof(float),
+                                                           cudaMemcpyHostToDevice, stream.get()));
                     }
                     cuda::MatmulCall call;
                     call.operand = operand;

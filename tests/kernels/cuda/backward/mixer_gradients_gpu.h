@@ -209,7 +209,9 @@ inline double norm_error(const std::vector<float>& got, const std::vector<double
 /// What a gradient may be off by, in units of 2^-24 of the sum of its terms' magnitudes.
 using GradientBound = double (*)(const MixerShape& shape, Operand operand, const std::string& field);
 
-inline constexpr double kNormBoundFp32 = 2 * 64 * 0x1p-24;  // two roundings a token, sqrt of the 4,096 of a block
+// A token of a walk: the device's expf is within 1 ulp (two units of 2^-24), and the state is multiplied and added to
+// (one each). A gradient meets two walks, one forward and one back; sqrt of the 4,096 tokens of a block.
+inline constexpr double kNormBoundFp32 = 2 * 4 * 64 * 0x1p-24;
 inline constexpr double kNormBoundBf16 = 8 * 0x1p-9;
 
 /// long_memory_case with q, k and v of bf16: states are worth something after several blocks.
