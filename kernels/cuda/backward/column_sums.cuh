@@ -74,13 +74,15 @@ __global__ void column_sums_kernel(Term term, std::int64_t rows, std::int64_t sl
     }
 }
 
-/// Where sums go: out[j] += the sum of column first + j / inner * stride + j % inner, for j < count.
+/// Where sums go: out[j] += the sum of column first + j / inner * stride + j % inner, for j < count; with `group` > 1
+/// of that column's `group` neighbours, which it is the first of: columns count by groups.
 struct SumTarget {
     float* out = nullptr;
     std::int64_t count = 0;
     std::int64_t first = 0;
     std::int64_t inner = 1;
     std::int64_t stride = 1;
+    std::int64_t group = 1;
 };
 
 template <int kNone = 0>
@@ -89,11 +91,13 @@ __global__ void add_slices_kernel(const float2* partial, std::int64_t slices, st
     const std::int64_t j = static_cast<std::int64_t>(blockIdx.x) * kSumColumns + threadIdx.x;
     float2 sum = make_float2(0.0F, 0.0F);
     if (j < target.count) {
-        const std::int64_t column = target.first + j / target.inner * target.stride + j % target.inner;
+        const std::int64_t column = (target.first + j / target.inner * target.stride + j % target.inner) * target.group;
         for (std::int64_t s = threadIdx.y; s < slices; s += kSumRows) {
-            const float2 part = partial[s * columns + column];
-            add_exactly(part.x, sum);
-            sum.y += part.y;
+            for (std::int64_t g = 0; g < target.group; ++g) {
+                const float2 part = partial[s * columns + column + g];
+                add_exactly(part.x, sum);
+                sum.y += part.y;
+            }
         }
     }
     sum = add_row_threads(sum, scratch);

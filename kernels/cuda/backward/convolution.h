@@ -16,9 +16,9 @@ struct ConvolutionBackward {
     /// [rows], of each row in its document: it takes nothing from rows before position 0. Null: all rows are of one
     /// document.
     const std::int32_t* positions = nullptr;
-    float* dy = nullptr;      ///< [rows, channels] fp32; becomes the gradient of the sums before SiLU
-    void* dx = nullptr;       ///< [rows, channels] of the operand type, overwritten; apart from dy and x
-    float* d_halo = nullptr;  ///< [width - 1, channels] fp32, overwritten: what the rows before these get; may be null
+    const float* dy = nullptr;  ///< [rows, channels] fp32
+    void* dx = nullptr;         ///< [rows, channels] of the operand type, overwritten; apart from dy and x
+    float* d_halo = nullptr;    ///< [width - 1, channels] fp32, overwritten: what the rows before these get; may be null
     float* d_weight = nullptr;  ///< [channels, width], added to
     float* d_bias = nullptr;    ///< [channels], added to; null where there is no bias
     std::int64_t x_stride = 0;

@@ -15,8 +15,12 @@ __global__ void number_kernel(std::int32_t* numbers, std::int64_t count) {
     if (i < count) numbers[i] = static_cast<std::int32_t>(i);
 }
 
-/// The first place in sorted [count] whose id is not below `id`.
-__device__ inline std::int64_t lower_bound(const std::int32_t* sorted, std::int64_t count, std::int64_t id) {
+/// starts[id] for ids 0 to vocab: the first place in `sorted` whose id is not below it.
+template <int kNone = 0>
+__global__ void starts_kernel(const std::int32_t* sorted, std::int64_t count, std::int64_t vocab,
+                              std::int32_t* starts) {
+    const std::int64_t id = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (id > vocab) return;
     std::int64_t low = 0;
     while (count > 0) {
         const std::int64_t half = count / 2;
@@ -27,17 +31,17 @@ __device__ inline std::int64_t lower_bound(const std::int32_t* sorted, std::int6
             count = half;
         }
     }
-    return low;
+    starts[id] = static_cast<std::int32_t>(low);
 }
 
 /// A block adds the rows of one id, for kSumColumns columns; every kSumRows-th row a thread.
 template <int kNone = 0>
-__global__ void add_id_kernel(const std::int32_t* sorted_ids, const std::int32_t* sorted_rows, std::int64_t rows,
-                              const float* dy, std::int64_t hidden, float* d_table) {
+__global__ void add_id_kernel(const std::int32_t* starts, const std::int32_t* sorted_rows, const float* dy,
+                              std::int64_t hidden, float* d_table) {
     __shared__ float2 scratch[kSumRows][kSumColumns];
     const std::int64_t id = blockIdx.x;
-    const std::int64_t first = lower_bound(sorted_ids, rows, id);
-    const std::int64_t last = lower_bound(sorted_ids, rows, id + 1);
+    const std::int64_t first = starts[id];
+    const std::int64_t last = starts[id + 1];
     if (first == last) return;  // all threads alike
     const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kSumColumns + threadIdx.x;
     float2 sum = make_float2(0.0F, 0.0F);
@@ -69,9 +73,9 @@ void require_rows(std::int64_t rows) {
 
 }  // namespace
 
-std::size_t embed_rows_backward_workspace_bytes(std::int64_t rows) {
+std::size_t embed_rows_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab) {
     require_rows(rows);
-    return 3 * list_bytes(rows) + (sort_bytes(rows) + 255) / 256 * 256;
+    return 3 * list_bytes(rows) + list_bytes(vocab + 1) + (sort_bytes(rows) + 255) / 256 * 256;
 }
 
 void embed_rows_backward(float* d_table, const std::int32_t* ids, const float* dy, std::int64_t rows,
@@ -82,15 +86,19 @@ void embed_rows_backward(float* d_table, const std::int32_t* ids, const float* d
     auto* numbers = reinterpret_cast<std::int32_t*>(bytes);
     auto* sorted_ids = reinterpret_cast<std::int32_t*>(bytes + list_bytes(rows));
     auto* sorted_rows = reinterpret_cast<std::int32_t*>(bytes + 2 * list_bytes(rows));
+    auto* starts = reinterpret_cast<std::int32_t*>(bytes + 3 * list_bytes(rows));
+    unsigned char* scratch = bytes + 3 * list_bytes(rows) + list_bytes(vocab + 1);
     number_kernel<0><<<static_cast<unsigned>((rows + kThreads - 1) / kThreads), kThreads, 0, stream>>>(numbers, rows);
     FENWICK_CUDA_CHECK(cudaGetLastError());
     // A stable sort: rows of one id stay in order.
     std::size_t temporary = sort_bytes(rows);
-    FENWICK_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(bytes + 3 * list_bytes(rows), temporary, ids, sorted_ids,
-                                                       numbers, sorted_rows, static_cast<int>(rows), 0, 32, stream));
+    FENWICK_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(scratch, temporary, ids, sorted_ids, numbers, sorted_rows,
+                                                       static_cast<int>(rows), 0, 32, stream));
+    starts_kernel<0>
+        <<<static_cast<unsigned>(vocab / kThreads + 1), kThreads, 0, stream>>>(sorted_ids, rows, vocab, starts);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
     const dim3 blocks(static_cast<unsigned>(vocab), static_cast<unsigned>((hidden + kSumColumns - 1) / kSumColumns));
-    add_id_kernel<0>
-        <<<blocks, dim3(kSumColumns, kSumRows), 0, stream>>>(sorted_ids, sorted_rows, rows, dy, hidden, d_table);
+    add_id_kernel<0><<<blocks, dim3(kSumColumns, kSumRows), 0, stream>>>(starts, sorted_rows, dy, hidden, d_table);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -7,7 +7,7 @@
 
 namespace fenwick::cuda {
 
-[[nodiscard]] std::size_t embed_rows_backward_workspace_bytes(std::int64_t rows);
+[[nodiscard]] std::size_t embed_rows_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab);
 
 /// d_table[ids[t], :] += dy[t, :]: d_table [vocab, hidden] fp32, ids [rows] in [0, vocab), dy [rows, hidden] fp32,
 /// contiguous. Rows are sorted by id; an id's rows are added in an order that follows from their places alone, as pairs

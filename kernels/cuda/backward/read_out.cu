@@ -133,18 +133,18 @@ struct Element {
     }
 };
 
-/// D of one head: the products of its channels, added in order.
-template <class T>
+/// D of each head, by channels.
+template <class T, int kCount>
 struct SkipTerm {
     ReadOutBackward call;
 
-    __device__ void operator()(std::int64_t row, std::int64_t head, float* terms) const {
+    __device__ void operator()(std::int64_t row, std::int64_t item, float* terms) const {
         const ReadOut& f = call.forward;
-        const T* x = static_cast<const T*>(f.x) + row * f.x_stride + head * f.skip_channels;
-        const T* d = static_cast<const T*>(call.d_o) + row * f.channels + head * f.skip_channels;
-        float sum = 0.0F;
-        for (std::int64_t i = 0; i < f.skip_channels; ++i) sum = fmaf(to_float(d[i]), to_float(x[i]), sum);
-        terms[0] = sum;
+        const std::int64_t c = item * kCount;
+        const Values<kCount> x = load_values<kCount>(static_cast<const T*>(f.x) + row * f.x_stride + c);
+        const Values<kCount> d = load_values<kCount>(static_cast<const T*>(call.d_o) + row * f.channels + c);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) terms[i] = d.at[i] * x.at[i];
     }
 };
 
@@ -163,9 +163,8 @@ void run(const ReadOutBackward& call, void* workspace, cudaStream_t stream) {
     }
     for_row_elements<kCount>(Element<T, kCount>{call, moments}, f.rows, f.channels, stream);
     if (f.x == nullptr) return;
-    const std::int64_t heads = f.channels / f.skip_channels;
-    sum_columns<1>(SkipTerm<T>{call}, f.rows, heads, sums, stream);
-    add_sums(sums, f.rows, heads, {call.d_skip, heads}, stream);
+    sum_columns<kCount>(SkipTerm<T, kCount>{call}, f.rows, f.channels / kCount, sums, stream);
+    add_sums(sums, f.rows, f.channels, {call.d_skip, f.channels / f.skip_channels, 0, 1, 1, f.skip_channels}, stream);
 }
 
 void require_fits(const ReadOutBackward& call) {
@@ -187,9 +186,7 @@ void require_fits(const ReadOutBackward& call) {
 
 std::size_t read_out_backward_workspace_bytes(const ReadOut& forward) {
     const std::int64_t groups = forward.group_size > 0 ? forward.channels / forward.group_size : 0;
-    return row_moments_bytes(forward.rows, groups) +
-           column_sums_bytes(
-               std::max(forward.weight_period, forward.channels / std::max<std::int64_t>(forward.skip_channels, 1)));
+    return row_moments_bytes(forward.rows, groups) + column_sums_bytes(forward.channels);
 }
 
 void read_out_backward(Operand operand, const ReadOutBackward& call, void* workspace, cudaStream_t stream) {

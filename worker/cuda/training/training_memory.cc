@@ -70,7 +70,8 @@ std::int64_t row_workspace_bytes(const Model& model, Operand operand, std::int64
     const std::int64_t tile = std::min(rows, kTileRows);
     std::size_t bytes = cross_entropy_backward_workspace_bytes(operand, model.vocab_size());
     const auto raise = [&](std::initializer_list<std::size_t> others) { bytes = std::max({bytes, std::max(others)}); };
-    raise({embed_rows_backward_workspace_bytes(rows), rms_norm_backward_workspace_bytes(rows, model.hidden_size())});
+    raise({embed_rows_backward_workspace_bytes(rows, model.vocab_size()),
+           rms_norm_backward_workspace_bytes(rows, model.hidden_size())});
     for (const LayerParts& layer : model.layers()) {
         const TokenMixer& mixer = *layer.mixer;
         const MixerShape& shape = mixer.shape();

@@ -271,7 +271,7 @@ TEST_CASE("GPU embed_rows_backward equals the double reference") {
             cuda::DeviceBuffer<std::int32_t> dev_ids(rows, stream.get());
             FENWICK_CUDA_CHECK(
                 cudaMemcpyAsync(dev_ids.data(), ids.data(), dev_ids.bytes(), cudaMemcpyHostToDevice, stream.get()));
-            Bytes workspace = workspace_of(cuda::embed_rows_backward_workspace_bytes(rows), stream);
+            Bytes workspace = workspace_of(cuda::embed_rows_backward_workspace_bytes(rows, vocab), stream);
             cuda::embed_rows_backward(table.floats(), dev_ids.data(), dev_dy.floats(), rows, vocab, hidden,
                                       workspace.data(), stream.get());
             INFO(rows << " rows of " << hidden);
@@ -312,7 +312,7 @@ TEST_CASE("GPU sums over many rows lose nothing to their number") {
     DeviceRows table(Operand::kFp32, std::vector<float>(1, 0.0F), stream.get());
     cuda::DeviceBuffer<std::int32_t> ids(rows, stream.get());
     FENWICK_CUDA_CHECK(cudaMemsetAsync(ids.data(), 0, ids.bytes(), stream.get()));
-    Bytes workspace = workspace_of(cuda::embed_rows_backward_workspace_bytes(rows), stream);
+    Bytes workspace = workspace_of(cuda::embed_rows_backward_workspace_bytes(rows, 1), stream);
     cuda::embed_rows_backward(table.floats(), ids.data(), dev_dy.floats(), rows, 1, 1, workspace.data(), stream.get());
     CHECK(std::fabs(static_cast<double>(table.download()[0]) - exact) <= 2 * kUnit * exact);
 
