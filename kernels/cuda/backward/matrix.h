@@ -69,8 +69,6 @@ struct Matrix {
     const float* entering = nullptr;     ///< E  [batch blocks][slots][heads][d_k, d_v]
     float* d_entering = nullptr;         ///< dE, the same
     const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k + d_v]: dA, then dS
-    float* d_q = nullptr;                ///< [heads][rows of the batch][d_k], where heads share keys
-    float* d_k = nullptr;
 
     [[nodiscard]] constexpr std::int64_t state_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };

@@ -4,25 +4,22 @@
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/backward/matrix_rows.cuh"
-#include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
 
-// kSummaries: the walks of the block's own summary; gradients are added to what is there.
+// One head's gradients of a chunk. kSummaries: the walks of the block's own summary. `added`: gradients of q and k are
+// added to what is there, as those of v and the rest are with kSummaries.
 template <int kKeyDim, bool kSummaries>
-__global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
-    matrix_rows_kernel(const __grid_constant__ Matrix m) {
+__device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk& c, char* aligned, bool added) {
     using C = MatrixTiles<kKeyDim>;
     constexpr int kPanels = C::kPanels;
     constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
     constexpr auto kDepth = Rows::kDepth;
     constexpr auto kColumns = Rows::kColumns;
-    extern __shared__ char memory[];
-    const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
-    char* aligned = memory + (start - shared_address(memory));
+    const std::uint32_t start = shared_address(aligned);
     auto& shared = *reinterpret_cast<MatrixShared<kPanels>*>(aligned + C::kShared);
     const int t = static_cast<int>(threadIdx.x);
     const int lane = t % 32;
@@ -30,8 +27,7 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
     const int panel = t / 128;
     const int row = 16 * warp + lane / 4;  // and row + 8
     const int own_first = panel * kOwn;
-    const std::int64_t number = blockIdx.x / static_cast<unsigned>(m.heads);
-    const MatrixChunk c = chunk_of(m, number, static_cast<int>(blockIdx.x % static_cast<unsigned>(m.heads)));
+    const std::int64_t number = c.in_batch * kChunks + c.chunk;
     const MixerInputs& in = m.call.inputs;
     const MixerGradients& g = m.call.gradients;
     const std::int64_t key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
@@ -174,15 +170,13 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             multiply_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);
             multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
         }
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
+        const auto place = [&](int i) {
             const int r = own_row(i);
             const int column = tile * 64 + own_column(i);
-            if (r >= c.rows || column >= m.value_dim) continue;
-            float* to = g.v + (c.first + r) * g.v_stride + value_column + column;
-            put(to, d_v[i], kSummaries);
-            put(to + 1, d_v[i + 1], kSummaries);
-        }
+            return r < c.rows && column < m.value_dim ? g.v + (c.first + r) * g.v_stride + value_column + column
+                                                      : nullptr;
+        };
+        put_pairs(d_v, place, kSummaries);
         __syncthreads();
     }
     across = sum_warp(across);
@@ -337,26 +331,36 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
         multiply_group<kDepth, false, true>(d_reads, start + C::kV, keys, warp, lane);
         multiply_group<kDepth, true, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
     }
-    const bool alone = m.heads_per_key == 1;
-    const std::int64_t batch_first = c.first - m.batch_block * kBlockTokens;
-    const std::int64_t batch_rows = min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto store = [&](const float(&x)[32], float* whole, std::int64_t stride, float* share) {
-#pragma unroll
-        for (int i = 0; i < 32; i += 2) {
+    const auto store = [&](const float(&x)[32], float* to, std::int64_t stride) {
+        const auto place = [&](int i) {
             const int r = own_row(i);
-            if (r >= c.rows) continue;
-            const int column = panel * 64 + i / 4 * 8 + lane % 4 * 2;
-            float* at = alone ? whole + (c.first + r) * stride + key_column + column
-                              : share + (c.head * batch_rows + batch_first + r) * kKeyDim + column;
-            const bool added = alone && kSummaries;
-            put(at, x[i], added);
-            put(at + 1, x[i + 1], added);
-        }
+            return r < c.rows ? to + (c.first + r) * stride + key_column + panel * 64 + i / 4 * 8 + lane % 4 * 2
+                              : nullptr;
+        };
+        put_pairs(x, place, added);
     };
-    if (!kSummaries) store(d_reads, g.q, g.q_stride, m.d_q);
-    store(d_k, g.k, g.k_stride, m.d_k);
+    if (!kSummaries) store(d_reads, g.q, g.q_stride);
+    store(d_k, g.k, g.k_stride);
 
     write_decays<kKeyDim, kSummaries>(m, c, shared, t);
+}
+
+// A thread block for a chunk of a key head: its heads one after the other, so that gradients of q and k are summed
+// where they lie, by the same threads and in the heads' order.
+template <int kKeyDim, bool kSummaries>
+__global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
+    matrix_rows_kernel(const __grid_constant__ Matrix m) {
+    extern __shared__ char memory[];
+    const std::uint32_t start = shared_address(memory);
+    char* aligned = memory + (((start + 1023U) & ~1023U) - start);
+    const auto key_heads = static_cast<unsigned>(m.heads / m.heads_per_key);
+    const int first_head = static_cast<int>(blockIdx.x % key_heads) * m.heads_per_key;
+#pragma unroll 1
+    for (int i = 0; i < m.heads_per_key; ++i) {
+        if (i > 0) __syncthreads();  // the last head's tiles have been read
+        rows_of_head<kKeyDim, kSummaries>(m, chunk_of(m, blockIdx.x / key_heads, first_head + i), aligned,
+                                          kSummaries || i > 0);
+    }
 }
 
 template <int kKeyDim, bool kSummaries>
@@ -365,15 +369,9 @@ void launch(const Matrix& m) {
     const auto kernel = matrix_rows_kernel<kKeyDim, kSummaries>;
     allow_shared(kernel, C::kBytes);
     const std::int64_t rows = std::min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * m.heads);
+    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * (m.heads / m.heads_per_key));
     kernel<<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
-    if (m.heads_per_key == 1) return;
-    const MixerGradients& g = m.call.gradients;
-    const HeadShares shares{m.call.shape, rows, rows, 0};
-    const std::int64_t first = m.batch_block * kBlockTokens;
-    if (!kSummaries) launch_sum_heads(shares, m.d_q, g.q + first * g.q_stride, g.q_stride, m.call.stream);
-    launch_sum_heads(shares, m.d_k, g.k + first * g.k_stride, g.k_stride, m.call.stream);
 }
 
 }  // namespace

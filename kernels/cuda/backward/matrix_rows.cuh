@@ -126,15 +126,18 @@ template <int kKeyDim, bool kSummaries>
 __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
                                             int t) {
     constexpr int kThreads = MatrixTiles<kKeyDim>::kThreads;
-    if (t == 0) {
-        int count = 0;
-        for (int i = 0; i < m.walks; ++i) {
-            const MatrixWalk walk = walk_of(m, i, c.in_batch, c.head);
-            if (!walk.there || !walk.takes(c.chunk, c.chunks)) continue;
-            shared.numbers[count] = i;
-            shared.walks[count++] = walk;
+    static_assert(kMatrixMostWalks <= 32);
+    if (t < 32) {  // a walk a lane
+        MatrixWalk walk{};
+        if (t < m.walks) walk = walk_of(m, t, c.in_batch, c.head);
+        const bool takes = walk.there && walk.takes(c.chunk, c.chunks);
+        const unsigned taking = __ballot_sync(0xffffffffU, takes);
+        if (takes) {
+            const int place = __popc(taking & ((1U << t) - 1U));
+            shared.numbers[place] = t;
+            shared.walks[place] = walk;
         }
-        shared.count = count;
+        if (t == 0) shared.count = __popc(taking);
     }
     if (t < kChunk) {
         const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
@@ -168,26 +171,38 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
 template <int kKeyDim>
 __device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
                                              float* d_lambda, int t) {
+    constexpr int kEach = MatrixTiles<kKeyDim>::kThreads / kChunk;  // threads a row, neighbours
+    const int row = t / kEach;
+    float* own = d_lambda + row * m.levels;
+    for (int i = t % kEach; i < m.levels; i += kEach) own[i] = 0.0F;
     __syncthreads();
-    if (t < kChunk) {
-        for (int i = 0; i < m.levels; ++i) d_lambda[t * m.levels + i] = 0.0F;
-        for (int level = 0; level < kOwnLevels; ++level) {
-            float sum = 0.0F;
-            if (level == 0) {
-                sum = shared.pairs[t * kPitch + t];
-            } else if ((t >> (level - 1) & 1) != 0) {
-                const int first = t >> level << level;
-                for (int i = 0; i < 1 << (level - 1); ++i) sum += shared.pairs[t * kPitch + first + i];
-            }
-            d_lambda[t * m.levels + min(level, m.levels - 1)] += sum;
-        }
-        for (int e = 0; e < shared.count; ++e) {
-            if (!shared.walks[e].reads_at(c.chunk)) continue;
-            float sum = 0.0F;
+    // The top level has as many pairs as all others: a thread's share, one thread after the other.
+    constexpr int kTop = kOwnLevels - 1;
+    float sums[kOwnLevels] = {};
 #pragma unroll
-            for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.dots[i][e * kChunk + t];
-            d_lambda[t * m.levels + shared.walks[e].level] += sum;
+    for (int level = 0; level < kOwnLevels; ++level) {
+        if ((level == kTop) != (t % kEach == 0)) continue;
+        if (level == 0) {
+            sums[level] = shared.pairs[row * kPitch + row];
+        } else if ((row >> (level - 1) & 1) != 0) {
+            const int first = row >> level << level;
+            for (int i = 0; i < 1 << (level - 1); ++i) sums[level] += shared.pairs[row * kPitch + first + i];
         }
+    }
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+        if (t % kEach == turn) {
+#pragma unroll
+            for (int level = 0; level < kOwnLevels; ++level) own[min(level, m.levels - 1)] += sums[level];
+            for (int e = turn; e < shared.count; e += 2) {
+                if (!shared.walks[e].reads_at(c.chunk)) continue;
+                float sum = 0.0F;
+#pragma unroll
+                for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.dots[i][e * kChunk + row];
+                own[shared.walks[e].level] += sum;
+            }
+        }
+        __syncwarp();
     }
     __syncthreads();
     const MixerGradients& g = m.call.gradients;
@@ -202,15 +217,42 @@ __device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk&
 template <int kKeyDim, bool kSummaries>
 __device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
                                              int t) {
-    // Pairs inside the chunk that cross token t / kEach, by neighbouring threads.
+    // Pairs (i, j) inside the chunk that cross a token, j < token <= i: prefix sums of rows, then suffix sums of
+    // columns, each row and column by kEach neighbouring threads.
     constexpr int kEach = MatrixTiles<kKeyDim>::kThreads / kChunk;
+    constexpr int kPart = kChunk / kEach;
+    const int place = t % kEach;
+    float* own_row = shared.pairs + t / kEach * kPitch + place * kPart;
+    float part[kPart];
+    float sum = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) part[i] = own_row[i];
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+        const float x = part[i];
+        part[i] = sum;
+        sum += x;
+    }
+    float before = 0.0F;
+#pragma unroll
+    for (int n = 0; n < kEach - 1; ++n) {
+        const float other = __shfl_sync(0xffffffffU, sum, t % 32 / kEach * kEach + n);
+        if (n < place) before += other;
+    }
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) own_row[i] = before + part[i];
+    __syncthreads();
+    const int token = t / kEach;
     float inside = 0.0F;
-    for (int i = t / kEach + t % kEach; i < kChunk; i += kEach) {
-        for (int j = 0; j < t / kEach; ++j) inside += shared.pairs[i * kPitch + j];
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+        const int r = place + i * kEach;
+        const float x = shared.pairs[r * kPitch + token];
+        inside += r >= token ? x : 0.0F;
     }
 #pragma unroll
     for (int distance = 1; distance < kEach; distance *= 2) inside += __shfl_xor_sync(0xffffffffU, inside, distance);
-    if (t % kEach == 0) shared.lambda[t / kEach] = inside;
+    if (place == 0) shared.lambda[token] = inside;
     __syncthreads();
     if (t >= 32) return;
     const auto sum_panels = [&](int which, int r) {

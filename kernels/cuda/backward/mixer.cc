@@ -128,7 +128,6 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
     if (layout.has_scalar) {
         launch_scalar_outputs(layout.scalar, call, layout.tree);
     } else if (layout.has_matrix) {
-        clear_gradients(call);
         launch_matrix_outputs(layout.matrix, call, layout.tree);
     } else {
         clear_gradients(call);
