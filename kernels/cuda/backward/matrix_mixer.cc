@@ -60,9 +60,9 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     m.rows = rows;
     const std::int64_t blocks = blocks_of(rows);
     m.padded_rows = blocks * kBlockTokens;
-    // The step of the summaries has two walks, the second one of d_k columns.
-    const std::int64_t places = std::max<std::int64_t>(static_cast<std::int64_t>(m.walks) * m.walk_tiles,
-                                                       2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
+    // Log-linear: the step of the summaries has two walks, the second one of d_k columns.
+    std::int64_t places = static_cast<std::int64_t>(m.walks) * m.walk_tiles;
+    if (!m.linear) places = std::max(places, 2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
     const std::int64_t block_chunks = kChunksPerBlock * m.heads;
     const std::int64_t place_elements = 2 * (m.state_elements() + kTileElements);
     m.blocks_at_once = std::clamp<std::int64_t>(kMostBytes / (block_chunks * places * place_elements * 2), 1,
@@ -85,17 +85,29 @@ void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tre
     in_batches(plan, call, tree.blocks, [&](Matrix& m) {
         m.entering = tree.states + tree.place(m.batch_block);
         m.d_entering = tree.d_states + tree.place(m.batch_block);
-        launch_batch(m);
+        if (!m.linear) return launch_batch(m);
+        launch_matrix_prepare(m);
+        launch_matrix_entering_gradients(m);
     });
 }
 
-void launch_matrix_summaries(const Matrix& plan, const Call& call, std::int64_t blocks, const float* d_summaries) {
+void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& tree, std::int64_t blocks,
+                             const float* d_summaries) {
     check_pairs(call);
-    in_batches(plan, call, blocks, [&](Matrix& m) {
+    // A linear model's rows are formed here: all of them, those of an open block too.
+    in_batches(plan, call, plan.linear ? tree.blocks : blocks, [&](Matrix& m) {
         m.summaries = true;
+        m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
+        m.d_blocks = blocks - m.batch_block;
+        if (m.linear) {
+            m.entering = tree.states + tree.place(m.batch_block);
+            if (m.batch_blocks < tree.blocks) launch_matrix_prepare(m);  // else the first step's are there
+            launch_matrix_walks(m);
+            launch_matrix_rows(m);
+            return;
+        }
         m.walks = 2;
         m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
-        m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
         launch_batch(m);
     });
 }
