@@ -121,8 +121,8 @@ double time_backward(const MixerShape& shape, const MixerInputs& in, const float
         FENWICK_CUDA_CHECK(cudaMemsetAsync(d_summaries.data(), 0, d_summaries.bytes(), stream.get()));
         mixer_outputs_backward(shape, Operand::kBf16, in, 0, {}, summaries, d_out.data(), width, gradients, {},
                                d_summaries.data(), workspace.data(), stream.get());
-        mixer_block_summaries_backward(shape, Operand::kBf16, in, 0, blocks, d_summaries.data(), gradients,
-                                       workspace.data(), stream.get());
+        mixer_block_summaries_backward(shape, Operand::kBf16, in, 0, d_out.data(), width, blocks, d_summaries.data(),
+                                       gradients, workspace.data(), stream.get());
         end.record(stream.get());
         end.synchronize();
         if (i >= 0) times.push_back(end.milliseconds_since(begin));

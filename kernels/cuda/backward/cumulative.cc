@@ -26,7 +26,17 @@ void check_alignment(const Call& call) {
     const auto good = [](const void* p, std::int64_t stride) {
         return reinterpret_cast<std::uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
     };
+    const auto good_gradient = [](const float* p, std::int64_t stride) {
+        return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 2 == 0;
+    };
     const MixerInputs& in = call.inputs;
+    const MixerGradients& g = call.gradients;
+    if (!good_gradient(g.q, g.q_stride) || !good_gradient(g.k, g.k_stride) || !good_gradient(g.v, g.v_stride)) {
+        throw InternalError(
+            "mixer backward on the GPU: gradients of rows must start at multiples of 8 bytes; found strides of q, k, "
+            "v " +
+            std::to_string(g.q_stride) + ", " + std::to_string(g.k_stride) + ", " + std::to_string(g.v_stride));
+    }
     if (good(in.q, in.q_stride) && good(in.k, in.k_stride) && good(in.v, in.v_stride) &&
         good(call.d_out, call.d_out_stride)) {
         return;

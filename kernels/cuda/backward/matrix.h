@@ -19,14 +19,18 @@
 // the pairs dS * S + dN * N that cross its token, e^G's products from it on, e^(G_C - G)'s before it, and e^(G_C) <dX',
 // X>.
 //
-// The walks of a block, each a state X with one gradient: linear: what enters, which all chunks read and write;
-// log-linear: for each bit < 6 of the chunk's number its pairs of runs (the left one writes, the right one reads), and
-// every state that enters; in the step of the block summaries: the block's own state, and A (from I, neither written
-// nor read).
+// The walks of a block, each a state X with one gradient: log-linear: for each bit < 6 of the chunk's number its pairs
+// of runs (the left one writes, the right one reads), and every state that enters; in the step of the block summaries:
+// the block's own state, and A (from I, neither written nor read).
 //
-//   matrix_prepare  T, W, U, Q~ of every chunk
-//   matrix_walks    X and V' forward, dX' and dV' back, by columns of 64
-//   matrix_rows     everything per token
+// Linear: one walk, of the state that enters, which all chunks read and write. What comes after a block depends on its
+// summary only by the state A X + S that leaves it, so with that state's gradient dS and the true X one pass gives all,
+// and A needs no gradient. The first step walks back from 0, for what each block's own outputs add to dX; the tree
+// makes dS of it; the second step walks with both and forms all gradients of rows.
+//
+//   matrix_prepare      T, W, U, Q~ of every chunk
+//   matrix_walks        X and V' forward, dX' and dV' back, by columns of 64
+//   matrix_rows         everything per token
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,7 +52,8 @@ struct Matrix {
     int walk_tiles = 0;  ///< places for 64-column tiles of a walk: `tiles`, or more where A's columns need them
     int slots = 1;
     bool linear = false;
-    bool summaries = false;  ///< the step of the block summaries
+    bool summaries = false;     ///< the step of the block summaries
+    std::int64_t d_blocks = 0;  ///< blocks from the batch's first on for which d_summaries has a gradient
     std::int64_t rows = 0;
     std::int64_t padded_rows = 0;
     std::int64_t blocks_at_once = 0;
@@ -69,8 +74,6 @@ struct Matrix {
     const float* entering = nullptr;     ///< E  [batch blocks][slots][heads][d_k, d_v]
     float* d_entering = nullptr;         ///< dE, the same
     const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k + d_v]: dA, then dS
-    float* d_q = nullptr;                ///< [heads][rows of the batch][d_k], where heads share keys
-    float* d_k = nullptr;
 
     [[nodiscard]] constexpr std::int64_t state_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
@@ -100,14 +103,19 @@ struct MatrixWalk {
 /// `slots`: the tree's.
 [[nodiscard]] Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver);
 
-/// As the plain path's; gradients of rows are overwritten.
+/// As the plain path's; gradients of rows are overwritten. Linear: nothing but dE; the rest is the next call's.
 void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree);
-/// Gradients of rows are added to.
-void launch_matrix_summaries(const Matrix& plan, const Call& call, std::int64_t blocks, const float* d_summaries);
+/// Gradients of rows are added to; linear: overwritten, those of blocks that d_summaries does not have as well. The
+/// workspace is as launch_matrix_outputs and the tree left it.
+void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& tree, std::int64_t blocks,
+                             const float* d_summaries);
 
 // The parts of these two.
 void launch_matrix_prepare(const Matrix& m);
 void launch_matrix_walks(const Matrix& m);
+/// Back with nothing kept but dE.
+void launch_matrix_entering_gradients(const Matrix& m);
 void launch_matrix_rows(const Matrix& m);
+void launch_matrix_rows_linear(const Matrix& m);
 
 }  // namespace fenwick::cuda::backward

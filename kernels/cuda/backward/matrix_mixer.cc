@@ -1,10 +1,12 @@
 // The matrix algebra's entry points: what the kernels share, and the order of their launches.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdint>
 
 #include "core/errors.h"
 #include "kernels/cuda/backward/batches.h"
 #include "kernels/cuda/backward/matrix.h"
-#include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/shared_memory.h"
 #include "kernels/summary.h"
 
@@ -18,6 +20,19 @@ void launch_batch(const Matrix& m) {
     launch_matrix_prepare(m);
     launch_matrix_walks(m);
     launch_matrix_rows(m);
+}
+
+// matrix_rows moves gradients of q, k and v two at a time.
+void check_pairs(const Call& call) {
+    const auto good = [](const float* p, std::int64_t stride) {
+        return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 2 == 0;
+    };
+    const MixerGradients& g = call.gradients;
+    if (good(g.q, g.q_stride) && good(g.k, g.k_stride) && good(g.v, g.v_stride)) return;
+    throw InternalError(fmt::format(
+        "mixer backward on the GPU: gradients of q, k and v must start at multiples of 8 bytes; found strides "
+        "{} {} {}",
+        g.q_stride, g.k_stride, g.v_stride));
 }
 
 }  // namespace
@@ -45,9 +60,9 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     m.rows = rows;
     const std::int64_t blocks = blocks_of(rows);
     m.padded_rows = blocks * kBlockTokens;
-    // The step of the summaries has two walks, the second one of d_k columns.
-    const std::int64_t places = std::max<std::int64_t>(static_cast<std::int64_t>(m.walks) * m.walk_tiles,
-                                                       2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
+    // Log-linear: the step of the summaries has two walks, the second one of d_k columns.
+    std::int64_t places = static_cast<std::int64_t>(m.walks) * m.walk_tiles;
+    if (!m.linear) places = std::max(places, 2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
     const std::int64_t block_chunks = kChunksPerBlock * m.heads;
     const std::int64_t place_elements = 2 * (m.state_elements() + kTileElements);
     m.blocks_at_once = std::clamp<std::int64_t>(kMostBytes / (block_chunks * places * place_elements * 2), 1,
@@ -62,27 +77,37 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     m.d_states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
     m.values = carver.take<__nv_bfloat16>(chunks * places * kTileElements);
     m.d_values = carver.take<__nv_bfloat16>(chunks * places * kTileElements);
-    if (m.heads_per_key > 1) {
-        m.d_q = carver.take<float>(chunks * kChunk * m.key_dim);
-        m.d_k = carver.take<float>(chunks * kChunk * m.key_dim);
-    }
     return m;
 }
 
 void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree) {
+    check_pairs(call);
     in_batches(plan, call, tree.blocks, [&](Matrix& m) {
         m.entering = tree.states + tree.place(m.batch_block);
         m.d_entering = tree.d_states + tree.place(m.batch_block);
-        launch_batch(m);
+        if (!m.linear) return launch_batch(m);
+        launch_matrix_prepare(m);
+        launch_matrix_entering_gradients(m);
     });
 }
 
-void launch_matrix_summaries(const Matrix& plan, const Call& call, std::int64_t blocks, const float* d_summaries) {
-    in_batches(plan, call, blocks, [&](Matrix& m) {
+void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& tree, std::int64_t blocks,
+                             const float* d_summaries) {
+    check_pairs(call);
+    // A linear model's rows are formed here: all of them, those of an open block too.
+    in_batches(plan, call, plan.linear ? tree.blocks : blocks, [&](Matrix& m) {
         m.summaries = true;
+        m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
+        m.d_blocks = blocks - m.batch_block;
+        if (m.linear) {
+            m.entering = tree.states + tree.place(m.batch_block);
+            if (m.batch_blocks < tree.blocks) launch_matrix_prepare(m);  // else the first step's are there
+            launch_matrix_walks(m);
+            launch_matrix_rows(m);
+            return;
+        }
         m.walks = 2;
         m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
-        m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
         launch_batch(m);
     });
 }

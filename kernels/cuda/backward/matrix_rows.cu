@@ -3,35 +3,32 @@
 #include <algorithm>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/backward/matrix_rows.cuh"
-#include "kernels/cuda/backward/sum_heads.h"
+#include "kernels/cuda/backward/matrix_rows_chunk.cuh"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
 
-// kSummaries: the walks of the block's own summary; gradients are added to what is there.
-template <int kKeyDim, bool kSummaries>
-__global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
-    matrix_rows_kernel(const __grid_constant__ Matrix m) {
-    using C = MatrixTiles<kKeyDim>;
+// One head's gradients of a chunk. kSummaries: the walks of the block's own summary. `added`: gradients of q and k are
+// added to what is there, as those of v and the rest are with kSummaries.
+template <int kKeyDim, MatrixForm kForm>
+__device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk& c, char* aligned, bool added) {
+    using C = MatrixTiles<kKeyDim, kForm>;
+    constexpr bool kSummaries = kForm == MatrixForm::kSummaries;
     constexpr int kPanels = C::kPanels;
     constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
     constexpr auto kDepth = Rows::kDepth;
     constexpr auto kColumns = Rows::kColumns;
-    extern __shared__ char memory[];
-    const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
-    char* aligned = memory + (start - shared_address(memory));
-    auto& shared = *reinterpret_cast<MatrixShared<kPanels>*>(aligned + C::kShared);
+    const std::uint32_t start = shared_address(aligned);
+    auto& shared = *reinterpret_cast<MatrixShared<kPanels, kForm>*>(aligned + C::kShared);
     const int t = static_cast<int>(threadIdx.x);
     const int lane = t % 32;
     const int warp = t / 32 % 4;
     const int panel = t / 128;
     const int row = 16 * warp + lane / 4;  // and row + 8
     const int own_first = panel * kOwn;
-    const std::int64_t number = blockIdx.x / static_cast<unsigned>(m.heads);
-    const MatrixChunk c = chunk_of(m, number, static_cast<int>(blockIdx.x % static_cast<unsigned>(m.heads)));
+    const std::int64_t number = c.in_batch * kChunks + c.chunk;
     const MixerInputs& in = m.call.inputs;
     const MixerGradients& g = m.call.gradients;
     const std::int64_t key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
@@ -65,7 +62,7 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
     copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
     copy(C::kT, m.triangle + c.place * kChunk * kChunk, kPanelBytes);
     copy_async_commit();
-    fill_shared<kKeyDim, kSummaries>(m, c, shared, t);
+    fill_shared<kKeyDim, kForm>(m, c, shared, t);
     const int count = shared.count;
     // The states of walks and tiles come one ahead; walk `ahead` of tile `ahead_tile` is the next to be fetched.
     int ahead = -1;
@@ -90,14 +87,10 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
     copy_async_wait<1>();
     written();
 
-    form_scores<kKeyDim, kSummaries>(shared, places, start);
+    form_scores<kKeyDim, kForm>(shared, places, start);
 
-    float d_reads[32] = {};       // dQ~, columns [64 panel, + 64)
-    float d_removes[32] = {};     // dW
-    float d_keys[32] = {};        // e^(G_C - G) * dK^
-    float scores[kOwn / 2] = {};  // dO V^T
-    float solved[kOwn / 2] = {};  // dU V^T
-    float across = 0.0F;          // <dX', X>
+    MatrixSums<kKeyDim> sums;
+    auto& [d_reads, d_removes, d_keys, scores, solved, across] = sums;
     for (int tile = 0; tile < m.walk_tiles; ++tile) {
         const bool has_values = tile < m.tiles;
         if (has_values) {
@@ -174,215 +167,55 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim>::kThreads, 1)
             multiply_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);
             multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
         }
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
+        const auto place = [&](int i) {
             const int r = own_row(i);
             const int column = tile * 64 + own_column(i);
-            if (r >= c.rows || column >= m.value_dim) continue;
-            float* to = g.v + (c.first + r) * g.v_stride + value_column + column;
-            put(to, d_v[i], kSummaries);
-            put(to + 1, d_v[i + 1], kSummaries);
-        }
+            return r < c.rows && column < m.value_dim ? g.v + (c.first + r) * g.v_stride + value_column + column
+                                                      : nullptr;
+        };
+        put_pairs(d_v, place, kSummaries);
         __syncthreads();
     }
-    across = sum_warp(across);
-    if (lane == 0) shared.across[t / 32] = across;
-
-    if (!kSummaries && !m.linear) {
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            const int r = own_row(i);
-            const int column = own_column(i);
-            const std::uint32_t p = *pair_at(C::kP, r, column);
-            shared.pairs[r * kPitch + column] = scores[i] * low_bf16(p);
-            shared.pairs[r * kPitch + column + 1] = scores[i + 1] * high_bf16(p);
-        }
-        write_lambda<kKeyDim>(m, c, shared, reinterpret_cast<float*>(aligned + C::kX), t);
-    }
-
-    float pairs[kOwn / 2] = {};  // dS * S + dN * N
-    if constexpr (!kSummaries) {
-        // dQ~ and dP as tiles; dW -= S^T dQ~; dS, of which S * dS and D * dS are wanted.
-        store_tile(d_reads, aligned + C::kX + panel * kPanelBytes, row, lane);
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            const int r = own_row(i);
-            const int column = own_column(i);
-            *pair_at(C::kValues, r, column) = pack_bf16(scores[i] * pair_lambda(shared, r, column),
-                                                        scores[i + 1] * pair_lambda(shared, r, column + 1));
-        }
-        written();
-        float part[32];
-        multiply_group<kDepth, true, false>(part, start + C::kS, start + C::kX + panel * kPanelBytes, warp, lane);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) d_removes[i] -= part[i];
-        float removed[kOwn / 2] = {};
-#pragma unroll
-        for (int i = 0; i < kPanels; ++i) {
-            multiply_tiles<kOwn, kColumns, false>(removed, start + C::kX + i * kPanelBytes,
-                                                  start + C::kRemoves + i * kPanelBytes, own_first, warp, lane);
-        }
-        float d_s[kOwn / 2] = {};
-        multiply_tiles<kOwn, kColumns, false>(d_s, start + C::kValues, start + C::kT, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            const int r = own_row(i);
-            const int column = own_column(i);
-            const float s0 = d_s[i] - removed[i];
-            const float s1 = d_s[i + 1] - removed[i + 1];
-            const std::uint32_t s = *pair_at(C::kS, r, column);
-            pairs[i] = s0 * low_bf16(s);
-            pairs[i + 1] = s1 * high_bf16(s);
-            *pair_at(C::kV, r, column) =
-                pack_bf16(s0 * pair_decay(shared, r, column), s1 * pair_decay(shared, r, column + 1));
-        }
-    }
-    store_tile(d_removes, aligned + C::kDX + panel * kPanelBytes, row, lane);
-    written();  // dW and dS * D; dP has been read
-    {           // dT
-        float by_key[kOwn / 2] = {};
-#pragma unroll
-        for (int i = 0; i < kPanels; ++i) {
-            multiply_tiles<kOwn, kColumns, false>(by_key, start + C::kDX + i * kPanelBytes,
-                                                  start + C::kK + i * kPanelBytes, own_first, warp, lane);
-        }
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; ++i) {
-            const int r = own_row(i);
-            const int column = own_column(i & ~1) + (i & 1);
-            solved[i] = column <= r ? fmaf(by_key[i], shared.decay[column], solved[i]) : 0.0F;
-        }
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            *pair_at(C::kDValues, own_row(i), own_column(i)) = pack_bf16(solved[i], solved[i + 1]);
-        }
-    }
-    float d_k[32];
-    multiply_group<kDepth, true, false>(d_k, start + C::kT, start + C::kDX + panel * kPanelBytes, warp, lane);
-    written();
-    {  // R
-        float r_tile[kOwn / 2] = {};
-        multiply_tiles<kOwn, kDepth, true>(r_tile, start + C::kT, start + C::kDValues, own_first, warp, lane);
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            *pair_at(C::kD, own_row(i), own_column(i)) = pack_bf16(r_tile[i], r_tile[i + 1]);
-        }
-    }
-    written();
-    {  // dN, and beta
-        float d_n[kOwn / 2] = {};
-        float less[kOwn / 2] = {};
-        float z[kOwn / 2] = {};
-        multiply_tiles<kOwn, kColumns, false>(d_n, start + C::kD, start + C::kT, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, true>(less, start + C::kN, start + C::kD, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, false>(z, start + C::kN, start + C::kT, own_first, warp, lane);
-        float beta[2] = {};
-#pragma unroll
-        for (int i = 0; i < kOwn / 2; i += 2) {
-            const int r = own_row(i);
-            const int column = own_column(i);
-            const float n0 = column < r ? -d_n[i] : 0.0F;
-            const float n1 = column + 1 < r ? -d_n[i + 1] : 0.0F;
-            const std::uint32_t n = *pair_at(C::kN, r, column);
-            shared.pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
-            shared.pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
-            *pair_at(C::kValues, r, column) =
-                pack_bf16(n0 * pair_decay(shared, r, column), n1 * pair_decay(shared, r, column + 1));
-            float& sum = beta[(i & 2) / 2];
-            sum = fmaf(solved[i] - less[i], (column == r ? 1.0F : 0.0F) - z[i], sum);
-            sum = fmaf(solved[i + 1] - less[i + 1], (column + 1 == r ? 1.0F : 0.0F) - z[i + 1], sum);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float sum = sum_quad(beta[half]);
-            if (lane % 4 == 0) shared.by_row[2][panel][row + 8 * half] = sum;
-        }
-    }
-    // dQ = e^G dQ~ and dK = e^G T^T dW + e^(G_C - G) dK^, with their products with q and k: what crosses tokens.
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int r = row + 8 * half;
-        const float decay = shared.decay[r];
-        float incoming = 0.0F;
-        float outgoing = 0.0F;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const std::uint32_t q = *pair_at(C::kQ + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
-            const std::uint32_t k = *pair_at(C::kK + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int at = 4 * j + 2 * half + e;
-                const float own_k = e == 0 ? low_bf16(k) : high_bf16(k);
-                d_reads[at] *= decay;
-                d_k[at] *= decay;
-                incoming = fmaf(e == 0 ? low_bf16(q) : high_bf16(q), d_reads[at], incoming);
-                incoming = fmaf(own_k, d_k[at], incoming);
-                outgoing = fmaf(own_k, d_keys[at], outgoing);
-                d_k[at] += d_keys[at];
-            }
-        }
-        incoming = sum_quad(incoming);
-        outgoing = sum_quad(outgoing);
-        if (lane % 4 == 0) {
-            shared.by_row[0][panel][r] = incoming;
-            shared.by_row[1][panel][r] = outgoing;
-        }
-    }
-    written();
-    const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
-    multiply_group<kDepth, false, true>(d_k, start + C::kValues, keys, warp, lane);
-    multiply_group<kDepth, true, true>(d_k, start + C::kValues, keys, warp, lane);
-    if constexpr (!kSummaries) {
-        multiply_group<kDepth, false, true>(d_reads, start + C::kV, keys, warp, lane);
-        multiply_group<kDepth, true, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
-    }
-    const bool alone = m.heads_per_key == 1;
-    const std::int64_t batch_first = c.first - m.batch_block * kBlockTokens;
-    const std::int64_t batch_rows = min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto store = [&](const float(&x)[32], float* whole, std::int64_t stride, float* share) {
-#pragma unroll
-        for (int i = 0; i < 32; i += 2) {
-            const int r = own_row(i);
-            if (r >= c.rows) continue;
-            const int column = panel * 64 + i / 4 * 8 + lane % 4 * 2;
-            float* at = alone ? whole + (c.first + r) * stride + key_column + column
-                              : share + (c.head * batch_rows + batch_first + r) * kKeyDim + column;
-            const bool added = alone && kSummaries;
-            put(at, x[i], added);
-            put(at + 1, x[i + 1], added);
-        }
-    };
-    if (!kSummaries) store(d_reads, g.q, g.q_stride, m.d_q);
-    store(d_k, g.k, g.k_stride, m.d_k);
-
-    write_decays<kKeyDim, kSummaries>(m, c, shared, t);
+    finish_rows<kKeyDim, kForm>(m, c, aligned, sums, added);
 }
 
-template <int kKeyDim, bool kSummaries>
+// A thread block for a chunk of a key head: its heads one after the other, so that gradients of q and k are summed
+// where they lie, by the same threads and in the heads' order.
+template <int kKeyDim, MatrixForm kForm>
+__global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
+    matrix_rows_kernel(const __grid_constant__ Matrix m) {
+    extern __shared__ char memory[];
+    const std::uint32_t start = shared_address(memory);
+    char* aligned = memory + (((start + 1023U) & ~1023U) - start);
+    const auto key_heads = static_cast<unsigned>(m.heads / m.heads_per_key);
+    const int first_head = static_cast<int>(blockIdx.x % key_heads) * m.heads_per_key;
+#pragma unroll 1
+    for (int i = 0; i < m.heads_per_key; ++i) {
+        if (i > 0) __syncthreads();  // the last head's tiles have been read
+        rows_of_head<kKeyDim, kForm>(m, chunk_of(m, blockIdx.x / key_heads, first_head + i), aligned,
+                                     kForm == MatrixForm::kSummaries || i > 0);
+    }
+}
+
+template <int kKeyDim, MatrixForm kForm>
 void launch(const Matrix& m) {
-    using C = MatrixTiles<kKeyDim>;
-    const auto kernel = matrix_rows_kernel<kKeyDim, kSummaries>;
+    using C = MatrixTiles<kKeyDim, kForm>;
+    const auto kernel = matrix_rows_kernel<kKeyDim, kForm>;
     allow_shared(kernel, C::kBytes);
     const std::int64_t rows = std::min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * m.heads);
+    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * (m.heads / m.heads_per_key));
     kernel<<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
-    if (m.heads_per_key == 1) return;
-    const MixerGradients& g = m.call.gradients;
-    const HeadShares shares{m.call.shape, rows, rows, 0};
-    const std::int64_t first = m.batch_block * kBlockTokens;
-    if (!kSummaries) launch_sum_heads(shares, m.d_q, g.q + first * g.q_stride, g.q_stride, m.call.stream);
-    launch_sum_heads(shares, m.d_k, g.k + first * g.k_stride, g.k_stride, m.call.stream);
 }
 
 }  // namespace
 
 void launch_matrix_rows(const Matrix& m) {
+    if (m.linear) return launch_matrix_rows_linear(m);
     if (m.key_dim == 64) {
-        (m.summaries ? launch<64, true> : launch<64, false>)(m);
+        (m.summaries ? launch<64, MatrixForm::kSummaries> : launch<64, MatrixForm::kOutputs>)(m);
     } else {
-        (m.summaries ? launch<128, true> : launch<128, false>)(m);
+        (m.summaries ? launch<128, MatrixForm::kSummaries> : launch<128, MatrixForm::kOutputs>)(m);
     }
 }
 

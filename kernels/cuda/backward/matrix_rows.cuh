@@ -9,13 +9,19 @@ namespace fenwick::cuda::backward {
 
 inline constexpr int kPitch = kChunk + 1;
 
-template <int kPanels>
+/// Which gradients a kernel forms: a linear model's, all at once; a log-linear model's in two steps.
+enum class MatrixForm { kLinear, kOutputs, kSummaries };
+
+template <int kPanels, MatrixForm kForm>
 struct MatrixShared {
-    float pairs[kChunk * kPitch];                            // [i][j]: what a pair adds, fp32
-    float dots[kPanels][kMatrixMostWalks * kChunk];          // Q~ X dO by walk that is read
-    float lambda[(kOwnLevels + kMatrixMostWalks) * kChunk];  // [level inside the chunk, then walk][row]
-    float by_row[3][kPanels][kChunk];                        // incoming, outgoing, beta
-    float decay[kChunk];                                     // e^G
+    static constexpr int kLambdas = kForm == MatrixForm::kOutputs ? kOwnLevels + kMatrixMostWalks : 1;
+    static constexpr int kDots = kForm == MatrixForm::kOutputs ? kMatrixMostWalks : 1;
+    float pairs[kChunk * kPitch];         // [i][j]: what a pair adds, fp32
+    float dots[kPanels][kDots * kChunk];  // Q~ X dO by walk that is read
+    float lambda[kLambdas * kChunk];      // [level inside the chunk, then walk][row]
+    float by_row[3][kPanels][kChunk];     // incoming, outgoing, beta
+    float inside[kChunk];                 // pairs in the chunk that cross a token
+    float decay[kChunk];                  // e^G
     float2 in_chunk[kChunk];
     float across[4 * kPanels];
     MatrixWalk walks[kMatrixMostWalks];
@@ -24,42 +30,47 @@ struct MatrixShared {
     float keep;  // e^(G_C)
 };
 
-template <int kKeyDim>
+template <int kKeyDim, MatrixForm kForm>
 struct MatrixTiles {
+    static constexpr bool kLinear = kForm == MatrixForm::kLinear;
     static constexpr int kPanels = kKeyDim / 64;
     static constexpr int kThreads = 128 * kPanels;
     static constexpr int kKeyBytes = kPanels * kPanelBytes;
     static constexpr int kQ = 0;
     static constexpr int kK = kQ + kKeyBytes;
     static constexpr int kReads = kK + kKeyBytes;
-    static constexpr int kRemoves = kReads + kKeyBytes;
+    static constexpr int kRemoves = kReads + (kLinear ? 0 : kKeyBytes);  // Q~: for lambda's gradients alone
     static constexpr int kT = kRemoves + kKeyBytes;
     static constexpr int kS = kT + kPanelBytes;
     static constexpr int kN = kS + kPanelBytes;
     static constexpr int kP = kN + kPanelBytes;
-    static constexpr int kWeighed = kP + kPanelBytes;       // P * Lambda
-    static constexpr int kX = kWeighed + kPanelBytes;       // then gradients of lambda, then dQ~
-    static constexpr int kDX = kX + kKeyBytes;              // then dW
-    static constexpr int kValues = kDX + kKeyBytes;         // V', dU; then dP, then dN * D
-    static constexpr int kDValues = kValues + kPanelBytes;  // then dT
-    static constexpr int kD = kDValues + kPanelBytes;       // dO, then R
-    static constexpr int kV = kD + kPanelBytes;             // then dS * D
-    static constexpr int kShared = kV + kPanelBytes;
-    static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(MatrixShared<kPanels>));
+    static constexpr int kWeighed = kP + (kLinear ? 0 : kPanelBytes);  // P * Lambda
+    static constexpr int kX = kWeighed + kPanelBytes;                  // then gradients of lambda, then dQ~
+    static constexpr int kDX = kX + kKeyBytes;                         // then dW
+    static constexpr int kValues = kDX + kKeyBytes;                    // V', dU; then dP, then dN * D
+    static constexpr int kDValues = kValues + kPanelBytes;             // then dT
+    static constexpr int kD = kDValues + kPanelBytes;                  // dO, then R
+    static constexpr int kV = kD + kPanelBytes;                        // then dS * D
+    /// Linear: the four of the next columns, before they are needed.
+    static constexpr int kStageBytes = 4 * kPanelBytes;
+    static constexpr int kShared = kV + kPanelBytes + (kLinear ? kStageBytes : 0);
+    static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(MatrixShared<kPanels, kForm>));
 };
-static_assert(MatrixTiles<128>::kBytes <= 227 * 1024);
+static_assert(MatrixTiles<128, MatrixForm::kLinear>::kBytes <= 227 * 1024);
+static_assert(MatrixTiles<128, MatrixForm::kOutputs>::kBytes <= 227 * 1024);
 
 /// D of a pair: exp(G_i - G_j), 0 right of the diagonal.
-template <int kPanels>
-__device__ __forceinline__ float pair_decay(const MatrixShared<kPanels>& shared, int row, int column) {
+template <int kPanels, MatrixForm kForm>
+__device__ __forceinline__ float pair_decay(const MatrixShared<kPanels, kForm>& shared, int row, int column) {
     const float2 at = shared.in_chunk[row];
     const float2 from = shared.in_chunk[column];
     return column <= row ? exp2_fast((at.x - from.x) + (at.y - from.y)) : 0.0F;
 }
 
-/// Lambda of a pair's level, 0 right of the diagonal.
-template <int kPanels>
-__device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels>& shared, int row, int column) {
+/// Lambda of a pair's level (1 where there is none), 0 right of the diagonal.
+template <int kPanels, MatrixForm kForm>
+__device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels, kForm>& shared, int row, int column) {
+    if constexpr (kForm != MatrixForm::kOutputs) return column <= row ? 1.0F : 0.0F;
     const int level = row == column ? 0 : 32 - __clz(row ^ column);
     return column <= row ? shared.lambda[level * kChunk + row] : 0.0F;
 }
@@ -80,10 +91,10 @@ struct OwnPlaces {
 };
 
 /// S and N, then P and P * Lambda as tiles; the last two are there after another barrier. All threads.
-template <int kKeyDim, bool kSummaries>
-__device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64>& shared, const OwnPlaces<kKeyDim>& places,
-                                            std::uint32_t start) {
-    using C = MatrixTiles<kKeyDim>;
+template <int kKeyDim, MatrixForm kForm>
+__device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kForm>& shared,
+                                            const OwnPlaces<kKeyDim>& places, std::uint32_t start) {
+    using C = MatrixTiles<kKeyDim, kForm>;
     constexpr int kOwn = OwnPlaces<kKeyDim>::kOwn;
     const int lane = places.t % 32;
     const int warp = places.t / 32 % 4;
@@ -107,7 +118,7 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64>& sh
             pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
     }
     __syncthreads();
-    if constexpr (!kSummaries) {
+    if constexpr (kForm != MatrixForm::kSummaries) {
         float p[kOwn / 2] = {};
         multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
 #pragma unroll
@@ -115,27 +126,18 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64>& sh
             const int r = places.row(i);
             const int column = places.column(i);
             *places.pair(C::kP, r, column) = pack_bf16(p[i], p[i + 1]);
-            *places.pair(C::kWeighed, r, column) =
-                pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
+            if constexpr (kForm == MatrixForm::kOutputs) {
+                *places.pair(C::kWeighed, r, column) =
+                    pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
+            }
         }
     }
 }
 
-/// The walks that take the chunk, decays and lambda. All threads; `count` may be read, the rest after another barrier.
-template <int kKeyDim, bool kSummaries>
-__device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
+/// Decays. All threads; there after a barrier.
+template <int kPanels, MatrixForm kForm>
+__device__ __forceinline__ void fill_decays(const Matrix& m, const MatrixChunk& c, MatrixShared<kPanels, kForm>& shared,
                                             int t) {
-    constexpr int kThreads = MatrixTiles<kKeyDim>::kThreads;
-    if (t == 0) {
-        int count = 0;
-        for (int i = 0; i < m.walks; ++i) {
-            const MatrixWalk walk = walk_of(m, i, c.in_batch, c.head);
-            if (!walk.there || !walk.takes(c.chunk, c.chunks)) continue;
-            shared.numbers[count] = i;
-            shared.walks[count++] = walk;
-        }
-        shared.count = count;
-    }
     if (t < kChunk) {
         const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
         const double before = c.chunk == 0 ? 0.0 : cumulative[-1];
@@ -143,19 +145,40 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
         shared.decay[t] = __expf(static_cast<float>(cumulative[t] - before));
         if (t == 0) shared.keep = __expf(static_cast<float>(cumulative[kChunk - 1] - before));
     }
+}
+
+/// The walks that take the chunk, decays and lambda. All threads; `count` may be read, the rest after another barrier.
+template <int kKeyDim, MatrixForm kForm>
+__device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& c,
+                                            MatrixShared<kKeyDim / 64, kForm>& shared, int t) {
+    constexpr int kThreads = MatrixTiles<kKeyDim, kForm>::kThreads;
+    static_assert(kMatrixMostWalks <= 32);
+    if (t < 32) {  // a walk a lane
+        MatrixWalk walk{};
+        if (t < m.walks) walk = walk_of(m, t, c.in_batch, c.head);
+        const bool takes = walk.there && walk.takes(c.chunk, c.chunks);
+        const unsigned taking = __ballot_sync(0xffffffffU, takes);
+        if (takes) {
+            const int place = __popc(taking & ((1U << t) - 1U));
+            shared.numbers[place] = t;
+            shared.walks[place] = walk;
+        }
+        if (t == 0) shared.count = __popc(taking);
+    }
+    fill_decays(m, c, shared, t);
     __syncthreads();
     const int count = shared.count;
-    for (int i = t; i < kKeyDim / 64 * count * kChunk; i += kThreads) {
-        shared.dots[i / (count * kChunk)][i % (count * kChunk)] = 0.0F;
-    }
-    if constexpr (!kSummaries) {
+    if constexpr (kForm == MatrixForm::kOutputs) {
+        for (int i = t; i < kKeyDim / 64 * count * kChunk; i += kThreads) {
+            shared.dots[i / (count * kChunk)][i % (count * kChunk)] = 0.0F;
+        }
         const MixerInputs& in = m.call.inputs;
         for (int i = t; i < (kOwnLevels + count) * kChunk; i += kThreads) {
             const int entry = i / kChunk;
             const int r = i % kChunk;
             const int level = entry < kOwnLevels ? min(entry, m.levels - 1) : shared.walks[entry - kOwnLevels].level;
-            float x = m.linear ? 1.0F : 0.0F;
-            if (!m.linear && r < c.rows) {
+            float x = 0.0F;
+            if (r < c.rows) {
                 x = __ldg(in.lambda + (c.first + r) * in.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
                           level);
             }
@@ -166,32 +189,46 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
 
 /// From shared.pairs, (dO V^T) * P, and shared.dots. All threads; `d_lambda`: shared memory, [64][levels].
 template <int kKeyDim>
-__device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
-                                             float* d_lambda, int t) {
+__device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk& c,
+                                             MatrixShared<kKeyDim / 64, MatrixForm::kOutputs>& shared, float* d_lambda,
+                                             int t) {
+    constexpr int kThreads = MatrixTiles<kKeyDim, MatrixForm::kOutputs>::kThreads;
+    constexpr int kEach = kThreads / kChunk;  // threads a row, neighbours
+    const int row = t / kEach;
+    float* own = d_lambda + row * m.levels;
+    for (int i = t % kEach; i < m.levels; i += kEach) own[i] = 0.0F;
     __syncthreads();
-    if (t < kChunk) {
-        for (int i = 0; i < m.levels; ++i) d_lambda[t * m.levels + i] = 0.0F;
-        for (int level = 0; level < kOwnLevels; ++level) {
-            float sum = 0.0F;
-            if (level == 0) {
-                sum = shared.pairs[t * kPitch + t];
-            } else if ((t >> (level - 1) & 1) != 0) {
-                const int first = t >> level << level;
-                for (int i = 0; i < 1 << (level - 1); ++i) sum += shared.pairs[t * kPitch + first + i];
-            }
-            d_lambda[t * m.levels + min(level, m.levels - 1)] += sum;
-        }
-        for (int e = 0; e < shared.count; ++e) {
-            if (!shared.walks[e].reads_at(c.chunk)) continue;
-            float sum = 0.0F;
+    // The top level has as many pairs as all others: a thread's share, one thread after the other.
+    constexpr int kTop = kOwnLevels - 1;
+    float sums[kOwnLevels] = {};
 #pragma unroll
-            for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.dots[i][e * kChunk + t];
-            d_lambda[t * m.levels + shared.walks[e].level] += sum;
+    for (int level = 0; level < kOwnLevels; ++level) {
+        if ((level == kTop) != (t % kEach == 0)) continue;
+        if (level == 0) {
+            sums[level] = shared.pairs[row * kPitch + row];
+        } else if ((row >> (level - 1) & 1) != 0) {
+            const int first = row >> level << level;
+            for (int i = 0; i < 1 << (level - 1); ++i) sums[level] += shared.pairs[row * kPitch + first + i];
         }
+    }
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+        if (t % kEach == turn) {
+#pragma unroll
+            for (int level = 0; level < kOwnLevels; ++level) own[min(level, m.levels - 1)] += sums[level];
+            for (int e = turn; e < shared.count; e += 2) {
+                if (!shared.walks[e].reads_at(c.chunk)) continue;
+                float sum = 0.0F;
+#pragma unroll
+                for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.dots[i][e * kChunk + row];
+                own[shared.walks[e].level] += sum;
+            }
+        }
+        __syncwarp();
     }
     __syncthreads();
     const MixerGradients& g = m.call.gradients;
-    for (int i = t; i < c.rows * m.levels; i += MatrixTiles<kKeyDim>::kThreads) {
+    for (int i = t; i < c.rows * m.levels; i += kThreads) {
         g.lambda[(c.first + i / m.levels) * g.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
                  i % m.levels] = d_lambda[i];
     }
@@ -199,18 +236,45 @@ __device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk&
 }
 
 /// From shared.pairs, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier.
-template <int kKeyDim, bool kSummaries>
-__device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c, MatrixShared<kKeyDim / 64>& shared,
-                                             int t) {
-    // Pairs inside the chunk that cross token t / kEach, by neighbouring threads.
-    constexpr int kEach = MatrixTiles<kKeyDim>::kThreads / kChunk;
+template <int kKeyDim, MatrixForm kForm>
+__device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c,
+                                             MatrixShared<kKeyDim / 64, kForm>& shared, int t) {
+    // Pairs (i, j) inside the chunk that cross a token, j < token <= i: prefix sums of rows, then suffix sums of
+    // columns, each row and column by kEach neighbouring threads.
+    constexpr int kEach = MatrixTiles<kKeyDim, kForm>::kThreads / kChunk;
+    constexpr int kPart = kChunk / kEach;
+    const int place = t % kEach;
+    float* own_row = shared.pairs + t / kEach * kPitch + place * kPart;
+    float part[kPart];
+    float sum = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) part[i] = own_row[i];
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+        const float x = part[i];
+        part[i] = sum;
+        sum += x;
+    }
+    float before = 0.0F;
+#pragma unroll
+    for (int n = 0; n < kEach - 1; ++n) {
+        const float other = __shfl_sync(0xffffffffU, sum, t % 32 / kEach * kEach + n);
+        if (n < place) before += other;
+    }
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) own_row[i] = before + part[i];
+    __syncthreads();
+    const int token = t / kEach;
     float inside = 0.0F;
-    for (int i = t / kEach + t % kEach; i < kChunk; i += kEach) {
-        for (int j = 0; j < t / kEach; ++j) inside += shared.pairs[i * kPitch + j];
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+        const int r = place + i * kEach;
+        const float x = shared.pairs[r * kPitch + token];
+        inside += r >= token ? x : 0.0F;
     }
 #pragma unroll
     for (int distance = 1; distance < kEach; distance *= 2) inside += __shfl_xor_sync(0xffffffffU, inside, distance);
-    if (t % kEach == 0) shared.lambda[t / kEach] = inside;
+    if (place == 0) shared.inside[token] = inside;
     __syncthreads();
     if (t >= 32) return;
     const auto sum_panels = [&](int which, int r) {
@@ -229,9 +293,9 @@ __device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk&
     for (int e = 0; e < 2; ++e) {
         const int r = 2 * t + e;
         if (r >= c.rows) continue;
-        const float crossing = shared.lambda[r] + everywhere + (e == 0 ? others.x : others.y);
-        put(g.log_decay + (c.first + r) * g.decay_stride + c.head, crossing, kSummaries);
-        put(g.beta + (c.first + r) * g.beta_stride + c.head, sum_panels(2, r), kSummaries);
+        const float crossing = shared.inside[r] + everywhere + (e == 0 ? others.x : others.y);
+        put(g.log_decay + (c.first + r) * g.decay_stride + c.head, crossing, kForm == MatrixForm::kSummaries);
+        put(g.beta + (c.first + r) * g.beta_stride + c.head, sum_panels(2, r), kForm == MatrixForm::kSummaries);
     }
 }
 

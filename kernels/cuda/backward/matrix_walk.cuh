@@ -38,6 +38,21 @@ __device__ __forceinline__ MatrixWalk walk_of(const Matrix& m, int number, std::
     w.tiles = m.tiles;
     w.columns = m.value_dim;
     const std::int64_t state = static_cast<std::int64_t>(m.key_dim) * m.value_dim;
+    if (m.linear) {
+        const std::int64_t at = (in_batch * m.heads + head) * state;
+        w.reads = true;
+        w.writes = true;
+        const bool entered = m.call.first_block + m.batch_block + in_batch != 0;
+        if (entered) w.first = m.entering + at;
+        if (!m.summaries) {
+            w.there = entered;
+            w.d_first = m.d_entering + at;
+        } else if (in_batch < m.d_blocks) {
+            const std::int64_t transition = static_cast<std::int64_t>(m.key_dim) * m.key_dim;
+            w.last = m.d_summaries + (in_batch * m.heads + head) * (transition + state) + transition;
+        }
+        return w;
+    }
     if (m.summaries) {
         const std::int64_t transition = static_cast<std::int64_t>(m.key_dim) * m.key_dim;
         const float* d = m.d_summaries + (in_batch * m.heads + head) * (transition + state);
@@ -52,14 +67,13 @@ __device__ __forceinline__ MatrixWalk walk_of(const Matrix& m, int number, std::
         return w;
     }
     w.reads = true;
-    if (!m.linear && number < kChunkBits) {
+    if (number < kChunkBits) {
         w.bit = number;
         w.writes = true;
         w.level = min(kChunkBits + 1 + number, m.levels - 1);
         return w;
     }
-    const int slot = m.linear ? 0 : number - kChunkBits;
-    w.writes = m.linear;
+    const int slot = number - kChunkBits;
     std::int64_t bits = m.call.first_block + m.batch_block + in_batch;
     for (int i = 0; bits != 0; ++i) {
         const int bit = 63 - __clzll(static_cast<long long>(bits));
@@ -71,7 +85,7 @@ __device__ __forceinline__ MatrixWalk walk_of(const Matrix& m, int number, std::
         w.d_first = m.d_entering + at;
         return w;
     }
-    w.there = m.linear;  // a document's first block: nothing enters
+    w.there = false;  // a document's first block: nothing enters
     return w;
 }
 

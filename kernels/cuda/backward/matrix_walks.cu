@@ -27,7 +27,8 @@ struct WalkTiles {
     static constexpr int kBytes = 1024 + kOut + kPanelBytes;
 };
 
-template <int kKeyDim, bool kBack>
+// kKept: X, or dX', and the values of every chunk are written.
+template <int kKeyDim, bool kBack, bool kKept>
 __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_kernel(const __grid_constant__ Matrix m) {
     using C = WalkTiles<kKeyDim, kBack>;
     constexpr int kPanels = C::kPanels;
@@ -110,9 +111,10 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
         const float keep = __expf(static_cast<float>(end - before));
         if (t < kChunk) to_end[step % 2][t] = __expf(static_cast<float>(end - cumulative[chunk * kChunk + t]));
         const std::int64_t place = walk_place(m, first_chunk + chunk, number, head, tile);
-        char* kept = reinterpret_cast<char*>((kBack ? m.d_states : m.states) + place * m.state_elements());
         store_tile(state, aligned + C::kState, 64 * panel + row, lane);
-        store_tile(state, kept, 64 * panel + row, lane);
+        if constexpr (kKept) {
+            store_tile(state, (kBack ? m.d_states : m.states) + place * m.state_elements(), 64 * panel + row, lane);
+        }
         copy_async_wait<1>();
         if (kBack && walk.reads_at(chunk) && !m.linear) {
             // lambda * dO; each thread its own pieces.
@@ -166,9 +168,11 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
             issue_transposed_product(state, stage + C::kQ + panel * kPanelBytes, stage + C::kValues, warp, lane);
         }
         product_commit();
-        auto* to = reinterpret_cast<uint4*>((kBack ? m.d_values : m.values) + place * kChunk * kChunk);
-        for (int i = t; i < kPanelBytes / 16; i += C::kThreads) {
-            to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut)[i];
+        if constexpr (kKept) {
+            auto* to = reinterpret_cast<uint4*>((kBack ? m.d_values : m.values) + place * kChunk * kChunk);
+            for (int i = t; i < kPanelBytes / 16; i += C::kThreads) {
+                to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut)[i];
+            }
         }
         product_wait<0>();
         product_done(state);
@@ -185,12 +189,12 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
     }
 }
 
-template <int kKeyDim, bool kBack>
+template <int kKeyDim, bool kBack, bool kKept>
 void launch(const Matrix& m) {
     using C = WalkTiles<kKeyDim, kBack>;
-    allow_shared(walks_kernel<kKeyDim, kBack>, C::kBytes);
+    allow_shared(walks_kernel<kKeyDim, kBack, kKept>, C::kBytes);
     const auto blocks = static_cast<unsigned>(m.batch_blocks * m.walks * m.heads * m.walk_tiles);
-    walks_kernel<kKeyDim, kBack><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
+    walks_kernel<kKeyDim, kBack, kKept><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -198,12 +202,16 @@ void launch(const Matrix& m) {
 
 void launch_matrix_walks(const Matrix& m) {
     if (m.key_dim == 64) {
-        launch<64, false>(m);
-        launch<64, true>(m);
+        launch<64, false, true>(m);
+        launch<64, true, true>(m);
     } else {
-        launch<128, false>(m);
-        launch<128, true>(m);
+        launch<128, false, true>(m);
+        launch<128, true, true>(m);
     }
+}
+
+void launch_matrix_entering_gradients(const Matrix& m) {
+    (m.key_dim == 64 ? launch<64, true, false> : launch<128, true, false>)(m);
 }
 
 }  // namespace fenwick::cuda::backward

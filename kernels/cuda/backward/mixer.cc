@@ -128,7 +128,6 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
     if (layout.has_scalar) {
         launch_scalar_outputs(layout.scalar, call, layout.tree);
     } else if (layout.has_matrix) {
-        clear_gradients(call);
         launch_matrix_outputs(layout.matrix, call, layout.tree);
     } else {
         clear_gradients(call);
@@ -138,18 +137,20 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
 }
 
 void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
-                                    std::int64_t first_block, std::int64_t blocks, const float* d_summaries,
-                                    const MixerGradients& gradients, void* workspace, cudaStream_t stream) {
-    const Call call{shape, operand, inputs, first_block, nullptr, 0, gradients, stream};
+                                    std::int64_t first_block, const void* d_out, std::int64_t d_out_stride,
+                                    std::int64_t blocks, const float* d_summaries, const MixerGradients& gradients,
+                                    void* workspace, cudaStream_t stream) {
+    const Call call{shape, operand, inputs, first_block, d_out, d_out_stride, gradients, stream};
     check_shape(call);
     check_gradients(call);
     if (blocks * kBlockTokens > inputs.rows) {
         throw InternalError(fmt::format("mixer_block_summaries_backward: {} blocks of {} rows", blocks, inputs.rows));
     }
-    if (blocks == 0) return;
+    if (inputs.rows == 0) return;
     const Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
+    if (layout.has_matrix) return launch_matrix_summaries(layout.matrix, call, layout.tree, blocks, d_summaries);
+    if (blocks == 0) return;
     if (layout.has_scalar) return launch_scalar_summaries(layout.scalar, call, blocks, d_summaries);
-    if (layout.has_matrix) return launch_matrix_summaries(layout.matrix, call, blocks, d_summaries);
     launch_plain_summaries(call, blocks, d_summaries, layout.plain);
 }
 

@@ -37,14 +37,17 @@ struct MixerGradients {
 };
 
 /// Bytes of device workspace that each of the two calls below needs (256-byte aligned) for a shard of `rows` rows that
-/// starts at block `first_block` of its document. Nothing has to be kept there from call to call.
+/// starts at block `first_block` of its document. Both get the same memory, and between them nobody writes to it: the
+/// second uses what the first has formed.
 [[nodiscard]] std::size_t mixer_backward_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                          std::int64_t first_block);
 
 /// Of mixer_outputs with the same arguments: d_out [rows, heads * d_v] of the operand type, rows `d_out_stride`
-/// elements apart. Every gradient of `gradients` is overwritten. d_entering (a host list of device pointers, one packed
-/// layer summary for each entering node) and d_block_summaries (as many as `block_summaries` has to have) are added to,
-/// laid out as kernels/backward/summary.h says. The same bits in every run. Throws as mixer_outputs does.
+/// elements apart. What `gradients` held does not count; they are whole after the second call. d_entering (a host list
+/// of device pointers, one packed layer summary for each entering node) and d_block_summaries (as many as
+/// `block_summaries` has to have) are added to, laid out as kernels/backward/summary.h says; of linear matrix models dS
+/// alone: what comes after a block depends on its summary only by the state that leaves it, whose gradient dS is. The
+/// same bits in every run. Throws as mixer_outputs does.
 void mixer_outputs_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
                             std::int64_t first_block, std::span<const EnteringNode> entering,
                             const float* block_summaries, const void* d_out, std::int64_t d_out_stride,
@@ -52,9 +55,11 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
                             float* d_block_summaries, void* workspace, cudaStream_t stream);
 
 /// Of mixer_block_summaries for a shard's first `blocks` whole blocks: d_summaries [blocks][summary_floats(shape)].
-/// Gradients are added to; of block 0 of a document dA is not read. Call it after mixer_outputs_backward.
+/// Call it after mixer_outputs_backward with the same arguments, with no blocks too. Of block 0 of a document, and of
+/// linear matrix models, dA is not read.
 void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
-                                    std::int64_t first_block, std::int64_t blocks, const float* d_summaries,
-                                    const MixerGradients& gradients, void* workspace, cudaStream_t stream);
+                                    std::int64_t first_block, const void* d_out, std::int64_t d_out_stride,
+                                    std::int64_t blocks, const float* d_summaries, const MixerGradients& gradients,
+                                    void* workspace, cudaStream_t stream);
 
 }  // namespace fenwick::cuda

@@ -147,6 +147,26 @@ __device__ __forceinline__ void put(float* to, float x, bool added) {
     *to = added ? *to + x : x;
 }
 
+/// The same for sums of a product, two neighbours at a time: place(i) for even i is 8-byte aligned, or null. All are
+/// read before the first is written, so that no read waits for another.
+template <int kCount, class Place>
+__device__ __forceinline__ void put_pairs(const float (&x)[kCount], const Place& place, bool added) {
+    float2 before[kCount / 2] = {};
+    if (added) {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 2) {
+            const float* from = place(i);
+            if (from != nullptr) before[i / 2] = *reinterpret_cast<const float2*>(from);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+        float* to = place(i);
+        if (to == nullptr) continue;
+        *reinterpret_cast<float2*>(to) = make_float2(before[i / 2].x + x[i], before[i / 2].y + x[i + 1]);
+    }
+}
+
 #endif
 
 }  // namespace fenwick::cuda::backward

@@ -17,8 +17,9 @@
 // before its products.) Gradients of lambda are row sums of X P D, and row products of q with N do.
 //
 //   scalar_products   N of all runs; dN and dE
-//   scalar_rows       everything per token: a thread block has a chunk and walks over the heads that share its keys
-//   scalar_crossings  log decays: pairs that cross a chunk wholly, from sums that scalar_rows leaves
+//   scalar_rows       all else per token: a thread block has a chunk and walks over the heads that share its keys
+//   scalar_gradients  what gradients of states (dN; dS of block summaries) add to dk, dv and log decays
+//   scalar_crossings  log decays: pairs that cross a chunk wholly, from sums that these two leave
 //
 // A log decay gets the pairs that cross its token: inside the chunk from one fp32 array of pairs, elsewhere sums of
 // one kind over runs; nothing of different roundings is subtracted. The linear read-out has lambda = 1 and one E.
@@ -81,8 +82,10 @@ void launch_nodes(const Scalar& s);
 void launch_node_gradients(const Scalar& s);
 /// fp32 states [states][heads][d_k, d_v], heads `head_stride` floats apart, to the first `states` tiles of `entering`.
 void launch_state_tiles(const Scalar& s, const float* from, std::int64_t head_stride, std::int64_t states);
-/// `summaries`: the step of the block summaries.
-void launch_rows(const Scalar& s, bool summaries);
+/// All that is per token, but what comes from gradients of states.
+void launch_rows(const Scalar& s);
+/// What gradients of states add to those of k, v and log decays; `summaries`: the step of the block summaries.
+void launch_state_gradients(const Scalar& s, bool summaries);
 /// d_summaries: null for the outputs' step.
 void launch_crossings(const Scalar& s, const float* d_summaries);
 

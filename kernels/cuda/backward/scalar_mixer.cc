@@ -76,7 +76,8 @@ void launch_scalar_outputs(const Scalar& plan, const Call& call, const Tree& tre
         }
         launch_nodes(s);
         launch_node_gradients(s);
-        launch_rows(s, false);
+        launch_rows(s);
+        launch_state_gradients(s, false);
         launch_crossings(s, nullptr);
     });
 }
@@ -86,7 +87,7 @@ void launch_scalar_summaries(const Scalar& plan, const Call& call, std::int64_t 
     in_batches(plan, call, blocks, [&](Scalar& s) {
         s.slots = 1;
         launch_state_tiles(s, d_summaries + s.batch_block * floats + 1, floats / call.shape.heads, s.batch_blocks);
-        launch_rows(s, true);
+        launch_state_gradients(s, true);
         launch_crossings(s, d_summaries);
     });
 }

@@ -14,11 +14,10 @@ struct RowColumn {
 };
 
 /// Sums of the rows, a thread each: products with states become the pairs' sums, with lambda.
-template <int kPanels, bool kSummaries>
+template <int kPanels>
 __device__ __forceinline__ void sum_row(const Scalar& s, RowShared<kPanels>& shared, const RowInputs& in, int t) {
     float incoming = shared.incoming[t];
-    float outgoing = shared.outgoing[t];
-    if constexpr (!kSummaries) {
+    {
         for (int level = 0; level < kOwnLevels; ++level) {
             float y = 0.0F;
 #pragma unroll
@@ -29,34 +28,29 @@ __device__ __forceinline__ void sum_row(const Scalar& s, RowShared<kPanels>& sha
             }
         }
     }
-    for (int state = 0; state < shared.reads + shared.gradients; ++state) {
+    for (int state = 0; state < shared.reads; ++state) {
         const int at = state * kChunk + t;
         float y = 0.0F;
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) y += shared.dots[i][at];
         y *= shared.decay[at];
-        if (state < shared.reads) {
-            if (!s.linear) shared.d_lambda[t * s.levels + shared.level[state]] += y;
-            y *= in.lambda[(kOwnLevels + state) * kChunk + t];
-            incoming += y;
-        } else {
-            outgoing += y;
-        }
+        if (!s.linear) shared.d_lambda[t * s.levels + shared.level[state]] += y;
+        y *= in.lambda[(kOwnLevels + state) * kChunk + t];
+        incoming += y;
         shared.dots[0][at] = y;
     }
     shared.incoming[t] = incoming;
-    shared.outgoing[t] = outgoing;
 }
 
 /// After all of a column's products and a barrier; all threads. With the last tile of a head, its gradients.
-template <int kKeyDim, bool kSummaries>
+template <int kKeyDim>
 __device__ __forceinline__ void sum_column(const Scalar& s, RowShared<kKeyDim / 64>& shared, const RowInputs& in,
                                            const RowColumn& c, int t) {
     constexpr int kThreads = RowTiles<kKeyDim>::kThreads;
     const int lane = t % 32;
-    if (t < kChunk) sum_row<kKeyDim / 64, kSummaries>(s, shared, in, t);
+    if (t < kChunk) sum_row<kKeyDim / 64>(s, shared, in, t);
     __syncthreads();
-    if constexpr (!kSummaries) {
+    {
         constexpr int kEach = kThreads / kChunk;  // neighbouring threads of a row
         float sum = 0.0F;
         for (int level = kOwnLevels - 1 - t % kEach; level > 0; level -= kEach) {
@@ -70,7 +64,7 @@ __device__ __forceinline__ void sum_column(const Scalar& s, RowShared<kKeyDim / 
     const bool last_tile = c.tile + 1 == s.tiles;
     const MixerGradients& g = s.call.gradients;
     if (t / 32 == 1) {  // the chunk's sums
-        for (int state = 0; state < shared.reads + shared.gradients; ++state) {
+        for (int state = 0; state < shared.reads; ++state) {
             const float sum =
                 sum_warp(shared.dots[0][state * kChunk + lane] + shared.dots[0][state * kChunk + 32 + lane]);
             if (lane == 0) shared.sums[shared.sum[state]] += sum;
@@ -81,14 +75,13 @@ __device__ __forceinline__ void sum_column(const Scalar& s, RowShared<kKeyDim / 
         }
     }
     if (t / 32 == 0 && last_tile) {
-        const float2 others =
-            crossing_rows(make_float2(shared.incoming[2 * lane], shared.incoming[2 * lane + 1]),
-                          make_float2(shared.outgoing[2 * lane], shared.outgoing[2 * lane + 1]), lane);
+        const float2 others = crossing_rows(make_float2(shared.incoming[2 * lane], shared.incoming[2 * lane + 1]),
+                                            make_float2(0.0F, 0.0F), lane);
         float* to = g.log_decay + (c.first + 2 * lane) * g.decay_stride + c.head;
-        if (2 * lane < c.rows) put(to, shared.inside[2 * lane] + others.x, kSummaries);
-        if (2 * lane + 1 < c.rows) put(to + g.decay_stride, shared.inside[2 * lane + 1] + others.y, kSummaries);
+        if (2 * lane < c.rows) to[0] = shared.inside[2 * lane] + others.x;
+        if (2 * lane + 1 < c.rows) to[g.decay_stride] = shared.inside[2 * lane + 1] + others.y;
     }
-    if (!kSummaries && last_tile && !s.linear) {
+    if (last_tile && !s.linear) {
         for (int i = t; i < c.rows * s.levels; i += kThreads) {
             g.lambda[(c.first + i / s.levels) * g.lambda_stride + static_cast<std::int64_t>(c.head) * s.levels +
                      i % s.levels] = shared.d_lambda[i];

@@ -1,6 +1,6 @@
 // Everything that is per token. One thread block: a chunk, and the heads of one part of a key head, one after the
 // other; q, k, Q K^T, dq, dk and W stay with it. For each column of work (head, 64 value columns) tiles stream through
-// shared memory: the states that the chunk reads, then the gradients of those that it is part of.
+// shared memory: the states that the chunk reads. (Gradients of those that it is part of: scalar_gradients.cu.)
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -12,8 +12,7 @@
 namespace fenwick::cuda::backward {
 namespace {
 
-// kSummaries: dS of the block alone, added to what is there.
-template <int kKeyDim, bool kSummaries>
+template <int kKeyDim>
 __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
     rows_kernel(const __grid_constant__ Scalar s, int chunks) {
     using C = RowTiles<kKeyDim>;
@@ -45,15 +44,12 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
     const auto* q = static_cast<const __nv_bfloat16*>(s.call.inputs.q) + first * s.call.inputs.q_stride;
     const auto* k = static_cast<const __nv_bfloat16*>(s.call.inputs.k) + first * s.call.inputs.k_stride;
     const auto* v = static_cast<const __nv_bfloat16*>(s.call.inputs.v) + first * s.call.inputs.v_stride;
-    const auto* d_out =
-        kSummaries ? nullptr : static_cast<const __nv_bfloat16*>(s.call.d_out) + first * s.call.d_out_stride;
+    const auto* d_out = static_cast<const __nv_bfloat16*>(s.call.d_out) + first * s.call.d_out_stride;
 
-    if (t == 0) list_states(s, in_batch, chunk, block_rows, kSummaries, shared);
+    if (t == 0) list_states(s, in_batch, chunk, shared);
     const std::int64_t key_column = key_head * kKeyDim;
     constexpr int kKeyPieces = kKeyDim / 8;
-    if (!kSummaries) {
-        copy_rows<kKeyPieces, C::kThreads>(start + C::kQ, q + key_column, s.call.inputs.q_stride, rows, kKeyPieces, t);
-    }
+    copy_rows<kKeyPieces, C::kThreads>(start + C::kQ, q + key_column, s.call.inputs.q_stride, rows, kKeyPieces, t);
     copy_rows<kKeyPieces, C::kThreads>(start + C::kK, k + key_column, s.call.inputs.k_stride, rows, kKeyPieces, t);
     // v and dO of a column, into one of two places.
     const auto load_values = [&](int index) {
@@ -63,13 +59,12 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         const std::uint32_t to = start + index % 2 * kPanelBytes;
         const int pieces = (s.value_dim - from) / 8;
         copy_rows<8, C::kThreads>(to + C::kV, v + at, s.call.inputs.v_stride, rows, pieces, t);
-        if (!kSummaries) copy_rows<8, C::kThreads>(to + C::kD, d_out + at, s.call.d_out_stride, rows, pieces, t);
+        copy_rows<8, C::kThreads>(to + C::kD, d_out + at, s.call.d_out_stride, rows, pieces, t);
     };
     load_values(0);
     copy_async_commit();
     __syncthreads();  // the list
     const int reads = shared.reads;
-    const int states = reads + shared.gradients;
 
     // The factors' sources of a column, 64 values of lambda for each level inside the chunk and each state it reads.
     const auto load_inputs = [&](int index) {
@@ -79,11 +74,11 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         const double* cumulative = s.cumulative + head * s.padded_rows + block_first;
         if (t < kChunk) in.cumulative[t] = cumulative[chunk * kChunk + t];
         if (t == kChunk) in.start = chunk == 0 ? 0.0 : cumulative[chunk * kChunk - 1];
-        if (t > kChunk && t - kChunk - 1 < states) {
+        if (t > kChunk && t - kChunk - 1 < reads) {
             const int end = shared.end[t - kChunk - 1];
             in.node[t - kChunk - 1] = end == 0 ? 0.0 : cumulative[end - 1];
         }
-        if constexpr (!kSummaries) {
+        {
             const float* lambda =
                 s.call.inputs.lambda + first * s.call.inputs.lambda_stride + static_cast<std::int64_t>(head) * s.levels;
             for (int i = t; i < (kOwnLevels + reads) * kChunk; i += C::kThreads) {
@@ -106,7 +101,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
     int next_state = 0;
     int next_slot = 0;
     const auto issue = [&] {
-        if (states > 0 && next_column < columns) {
+        if (reads > 0 && next_column < columns) {
             const std::uint32_t to = start + C::kRing + next_slot * C::kKeyBytes + t * 16;
             const char* from =
                 shared.from[next_state] + static_cast<std::int64_t>(first_column + next_column) * C::kKeyBytes + t * 16;
@@ -114,7 +109,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             for (int i = 0; i < C::kKeyBytes / 16 / C::kThreads; ++i) {
                 copy_async_16(to + i * C::kThreads * 16, from + i * C::kThreads * 16, true);
             }
-            if (++next_state == states) {
+            if (++next_state == reads) {
                 next_state = 0;
                 ++next_column;
             }
@@ -141,7 +136,6 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         }
     };
     float d_q[32] = {};  // columns [64 panel, + 64) of the warp's rows
-    float d_k[32] = {};
     float scores_qk[kOwnColumns / 2] = {};
     float w[kOwnColumns / 2] = {};
     for (int index = 0; index < columns; ++index) {
@@ -156,7 +150,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
         __syncthreads();  // v, dO and the factors' sources of this column; what the last column left has been read
         load_values(index + 1);
         copy_async_commit();
-        if (index == 0 && !kSummaries) {
+        if (index == 0) {
 #pragma unroll
             for (int i = 0; i < kPanels; ++i) {
                 std::uint32_t a[4][4];
@@ -167,28 +161,25 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
                 own_scores(scores_qk, a, start + C::kK + i * kPanelBytes);
             }
         }
-        for (int i = t; i < states * kChunk; i += C::kThreads) {
-            const double at = in.cumulative[i % kChunk];
-            const double node = in.node[i / kChunk];
-            shared.decay[i] = __expf(static_cast<float>(i / kChunk < reads ? at - node : node - at));
+        for (int i = t; i < reads * kChunk; i += C::kThreads) {
+            shared.decay[i] = __expf(static_cast<float>(in.cumulative[i % kChunk] - in.node[i / kChunk]));
         }
         if (t < kChunk) {
             shared.in_chunk[t] = split_log2(in.cumulative[t] - in.start);
             if (tile_of_head == 0) {
                 shared.inside[t] = 0.0F;
                 shared.incoming[t] = 0.0F;
-                shared.outgoing[t] = 0.0F;
                 if (t < kChunkSums) shared.sums[t] = 0.0F;
             }
         }
-        if (!kSummaries && tile_of_head == 0) {
+        if (tile_of_head == 0) {
             for (int i = t; i < kChunk * s.levels; i += C::kThreads) shared.d_lambda[i] = 0.0F;
         }
         __syncthreads();
 
         float d_v[32] = {};  // a panel's share (of the depth) of the warp's rows and all 64 columns
         std::uint32_t a[4][4];
-        if constexpr (!kSummaries) {
+        {
 #pragma unroll
             for (int step = 0; step < 4; ++step) load_a(a[step], d_tile, warp, step, lane);
             float x[kOwnColumns / 2] = {};
@@ -209,22 +200,21 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             product_done(d_v);
         }
 
-        // rows of `part` times factors: to `sum`; and their products with rows of a tile of q or k: to `dots`.
+        // Rows of `part_sum` times factors: to dq; and their products with rows of q: to `dots`.
         float part_sum[32];
-        const auto add = [&](float(&sum)[32], int state, bool with_lambda) {
+        const auto add = [&](int state) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int r = row + 8 * half;
-                const float factor = shared.decay[state * kChunk + r] *
-                                     (with_lambda ? in.lambda[(kOwnLevels + state) * kChunk + r] : 1.0F);
+                const float factor = shared.decay[state * kChunk + r] * in.lambda[(kOwnLevels + state) * kChunk + r];
 #pragma unroll
                 for (int i = 0; i < 16; ++i) {
                     const int at = i / 2 * 4 + 2 * half + i % 2;
-                    sum[at] = fmaf(factor, part_sum[at], sum[at]);
+                    d_q[at] = fmaf(factor, part_sum[at], d_q[at]);
                 }
             }
         };
-        const auto dots = [&](int tiles, int state) {
+        const auto dots = [&](int state) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int r = row + 8 * half;
@@ -232,7 +222,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
                     const std::uint32_t both = *reinterpret_cast<const std::uint32_t*>(
-                        aligned + tiles + panel * kPanelBytes + tile_offset(r, j) + lane % 4 * 4);
+                        aligned + C::kQ + panel * kPanelBytes + tile_offset(r, j) + lane % 4 * 4);
                     dot = fmaf(low_bf16(both), part_sum[4 * j + 2 * half], dot);
                     dot = fmaf(high_bf16(both), part_sum[4 * j + 2 * half + 1], dot);
                 }
@@ -248,33 +238,10 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             issue();
             product_wait<0>();
             product_done(part_sum);
-            add(d_q, state, true);
-            dots(C::kQ, state);
+            add(state);
+            dots(state);
         }
         load_inputs(index + 1);
-#pragma unroll
-        for (int step = 0; step < 4; ++step) load_a(a[step], v_tile, warp, step, lane);
-#pragma unroll 1
-        for (int state = reads; state < states; ++state) {
-            const std::uint32_t tile = next_tile();
-            issue_product<4, cuda::Rows::kColumns, false>(part_sum, a, tile + panel * kPanelBytes, lane);
-            product_commit();
-            issue();
-            product_wait<0>();
-            product_done(part_sum);
-            add(d_k, state, false);
-            dots(C::kK, state);
-            std::uint32_t keys[4][4];
-#pragma unroll
-            for (int step = 0; step < 4; ++step) {
-                load_a(keys[step], start + C::kK + panel * kPanelBytes, warp, step, lane);
-            }
-            issue_product<4, cuda::Rows::kDepth, false>(part_sum, keys, tile + panel * kPanelBytes, lane);
-            product_commit();
-            product_wait<0>();
-            product_done(part_sum);
-            add(d_v, state, false);
-        }
 
         // dv: the panels' shares together.
         if constexpr (kPanels == 2) {
@@ -309,42 +276,40 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
                 if (r >= rows || c >= s.value_dim) continue;
                 float* at = to + r * g.v_stride + c;
                 const int from = i / 2 * 4 + i % 2 * 2;
-                put(at, d_v[from], kSummaries);
-                put(at + 1, d_v[from + 1], kSummaries);
+                *reinterpret_cast<float2*>(at) = make_float2(d_v[from], d_v[from + 1]);
             }
         }
 
-        sum_column<kKeyDim, kSummaries>(s, shared, in, {in_batch, first, chunk, rows, head, tile_of_head}, t);
+        sum_column<kKeyDim>(s, shared, in, {in_batch, first, chunk, rows, head, tile_of_head}, t);
     }
 
     // The heads' W: dQ += W K, dK += W^T Q.
-    if constexpr (!kSummaries) {
-        __syncthreads();
+    __syncthreads();
 #pragma unroll
-        for (int n = 0; n < kOwnColumns / 8; ++n) {
+    for (int n = 0; n < kOwnColumns / 8; ++n) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int at = 4 * n + 2 * half;
-                *reinterpret_cast<std::uint32_t*>(
-                    aligned + C::kPairs + tile_offset(row + 8 * half, panel * kOwnColumns / 8 + n) + lane % 4 * 4) =
-                    pack_bf16(w[at], w[at + 1]);
-            }
+        for (int half = 0; half < 2; ++half) {
+            const int at = 4 * n + 2 * half;
+            *reinterpret_cast<std::uint32_t*>(aligned + C::kPairs +
+                                              tile_offset(row + 8 * half, panel * kOwnColumns / 8 + n) + lane % 4 * 4) =
+                pack_bf16(w[at], w[at + 1]);
         }
-        __syncthreads();
-        std::uint32_t a[4][4];
-#pragma unroll
-        for (int step = 0; step < 4; ++step) load_a(a[step], start + C::kPairs, warp, step, lane);
-        issue_product<4, cuda::Rows::kDepth, true>(d_q, a, start + C::kK + panel * kPanelBytes, lane);
-        product_commit();
-        product_wait<0>();
-        product_done(d_q);
-#pragma unroll
-        for (int step = 0; step < 4; ++step) load_a_transposed(a[step], start + C::kPairs, warp, step, lane);
-        issue_product<4, cuda::Rows::kDepth, true>(d_k, a, start + C::kQ + panel * kPanelBytes, lane);
-        product_commit();
-        product_wait<0>();
-        product_done(d_k);
     }
+    __syncthreads();
+    std::uint32_t a[4][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) load_a(a[step], start + C::kPairs, warp, step, lane);
+    issue_product<4, cuda::Rows::kDepth, true>(d_q, a, start + C::kK + panel * kPanelBytes, lane);
+    product_commit();
+    product_wait<0>();
+    product_done(d_q);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) load_a_transposed(a[step], start + C::kPairs, warp, step, lane);
+    float d_k[32];
+    issue_product<4, cuda::Rows::kDepth, false>(d_k, a, start + C::kQ + panel * kPanelBytes, lane);
+    product_commit();
+    product_wait<0>();
+    product_done(d_k);
     const bool alone = s.parts * s.heads_per_key == s.heads;
     const MixerGradients& g = s.call.gradients;
     const std::int64_t batch_first = first - s.batch_block * kBlockTokens;
@@ -358,19 +323,17 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim>::kThreads, 1)
             const int from = i / 2 * 4 + i % 2 * 2;
             float* at = alone ? whole + (first + r) * stride + key_head * kKeyDim + c
                               : share + (part * batch_rows + batch_first + r) * kKeyDim + c;
-            const bool added = alone && kSummaries;
-            put(at, x[from], added);
-            put(at + 1, x[from + 1], added);
+            *reinterpret_cast<float2*>(at) = make_float2(x[from], x[from + 1]);
         }
     };
-    if (!kSummaries) store(d_q, g.q, g.q_stride, s.d_q);
+    store(d_q, g.q, g.q_stride, s.d_q);
     store(d_k, g.k, g.k_stride, s.d_k);
 }
 
-template <int kKeyDim, bool kSummaries>
+template <int kKeyDim>
 void launch(const Scalar& s) {
     using C = RowTiles<kKeyDim>;
-    const auto kernel = rows_kernel<kKeyDim, kSummaries>;
+    const auto kernel = rows_kernel<kKeyDim>;
     allow_shared(kernel, C::kBytes);
     const std::int64_t rows = std::min(s.rows - s.batch_block * kBlockTokens, s.batch_blocks * kBlockTokens);
     const auto chunks = static_cast<int>((rows + kChunk - 1) / kChunk);
@@ -380,18 +343,13 @@ void launch(const Scalar& s) {
     const MixerGradients& g = s.call.gradients;
     const HeadShares shares{s.call.shape, rows, rows, s.parts};
     const std::int64_t first = s.batch_block * kBlockTokens;
-    if (!kSummaries) launch_sum_heads(shares, s.d_q, g.q + first * g.q_stride, g.q_stride, s.call.stream);
-    launch_sum_heads(shares, s.d_k, g.k + first * g.k_stride, g.k_stride, s.call.stream);
+    launch_sum_heads(shares, s.d_q, g.q + first * g.q_stride, g.q_stride, s.call.stream);
 }
 
 }  // namespace
 
-void launch_rows(const Scalar& s, bool summaries) {
-    if (s.key_dim == 64) {
-        (summaries ? launch<64, true> : launch<64, false>)(s);
-    } else {
-        (summaries ? launch<128, true> : launch<128, false>)(s);
-    }
+void launch_rows(const Scalar& s) {
+    (s.key_dim == 64 ? launch<64> : launch<128>)(s);
 }
 
 }  // namespace fenwick::cuda::backward

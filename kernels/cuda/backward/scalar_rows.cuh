@@ -7,12 +7,12 @@
 namespace fenwick::cuda::backward {
 
 inline constexpr int kRingSlots = 4;
-inline constexpr int kMostStates = kRunBits + kMostSlots;  // that a chunk reads, or that its gradients come from
+inline constexpr int kMostStates = kRunBits + kMostSlots;  // that a chunk reads
 
 /// Of one column: what comes from global memory, one column ahead.
 struct RowInputs {
     double cumulative[kChunk];
-    double node[kMostStates + kRunBits];                // G where the state ends (or the left run)
+    double node[kMostStates];                           // G where the state ends
     double start;                                       // G where the chunk starts
     float lambda[(kOwnLevels + kMostStates) * kChunk];  // [entry][row]
 };
@@ -20,24 +20,23 @@ struct RowInputs {
 template <int kPanels>
 struct RowShared {
     RowInputs inputs[2];
-    float2 in_chunk[kChunk];                         // log2(e) G from the chunk's start, in two floats
-    float decay[(kMostStates + kRunBits) * kChunk];  // [state][row]: e_t or e_s
-    float own[kPanels][kOwnLevels][kChunk];          // row sums of X P D by level
-    float columns[8][kChunk];                        // column sums of X P D M over eight rows, below those
-    float square[3][kChunk];                         // over the rows of the column's own eight, by level - 1
-    float pairs[kOwnLevels - 1][kChunk];  // by level - 1: sums of a right run's row, or of a left run's column
-    float inside[kChunk];                 // of these, the pairs that cross a token
-    float dots[kPanels][(kMostStates + kRunBits) * kChunk];  // q^T N do, or k^T dN v; then with lambda e, or e
-    float incoming[kChunk];                                  // pairs from earlier chunks to a row
-    float outgoing[kChunk];                                  // pairs from a row to later chunks
+    float2 in_chunk[kChunk];                    // log2(e) G from the chunk's start, in two floats
+    float decay[(kMostStates)*kChunk];          // [state][row]: e_t
+    float own[kPanels][kOwnLevels][kChunk];     // row sums of X P D by level
+    float columns[8][kChunk];                   // column sums of X P D M over eight rows, below those
+    float square[3][kChunk];                    // over the rows of the column's own eight, by level - 1
+    float pairs[kOwnLevels - 1][kChunk];        // by level - 1: sums of a right run's row, or of a left run's column
+    float inside[kChunk];                       // of these, the pairs that cross a token
+    float dots[kPanels][(kMostStates)*kChunk];  // q^T N do; then with lambda e
+    float incoming[kChunk];                     // pairs from earlier chunks to a row
     float sums[kChunkSums];
     float d_lambda[kChunk * kMostLevels];
-    // What the chunk reads, then where its gradients come from; the same for each column.
-    const char* from[kMostStates + kRunBits];  // the tile of column 0
+    // What the chunk reads; the same for each column.
+    const char* from[kMostStates];  // the tile of column 0
     int level[kMostStates];
-    int end[kMostStates + kRunBits];  // first token after the state or run, in the block
-    int sum[kMostStates + kRunBits];  // which of the chunk's sums
-    int reads, gradients;
+    int end[kMostStates];  // first token after the state, in the block
+    int sum[kMostStates];  // which of the chunk's sums
+    int reads;
 };
 
 template <int kKeyDim>
@@ -59,23 +58,13 @@ struct RowTiles {
 };
 static_assert(RowTiles<128>::kBytes <= 227 * 1024);
 
-// Lists what chunk `chunk` of a block reads and is part of; tiles of column 0.
+// Lists what chunk `chunk` of a block reads; tiles of column 0.
 template <int kPanels>
-__device__ inline void list_states(const Scalar& s, std::int64_t in_batch, int chunk, int rows, bool summaries,
-                                   RowShared<kPanels>& shared) {
+__device__ inline void list_states(const Scalar& s, std::int64_t in_batch, int chunk, RowShared<kPanels>& shared) {
     const std::int64_t node_bytes = s.columns * s.node_elements() * 2;
     const char* nodes = reinterpret_cast<const char*>(s.nodes) + in_batch * kChunks * node_bytes;
-    const char* d_nodes = reinterpret_cast<const char*>(s.d_nodes) + in_batch * kChunks * node_bytes;
     const char* entering = reinterpret_cast<const char*>(s.entering) + in_batch * s.slots * node_bytes;
     int n = 0;
-    if (summaries) {
-        shared.reads = 0;
-        shared.gradients = 1;
-        shared.from[0] = entering;
-        shared.end[0] = rows;
-        shared.sum[0] = 0;
-        return;
-    }
     std::int64_t bits = s.call.first_block + s.batch_block + in_batch;
     for (int slot = 0; bits != 0; ++slot) {
         const int bit = 63 - __clzll(static_cast<long long>(bits));
@@ -95,15 +84,6 @@ __device__ inline void list_states(const Scalar& s, std::int64_t in_batch, int c
         shared.sum[n++] = bit;
     }
     shared.reads = n;
-    for (int bit = 0; bit < kRunBits; ++bit) {
-        if ((chunk >> bit & 1) != 0) continue;
-        const int end = ((chunk >> bit) + 1) << bit;
-        if (end * kChunk >= rows) continue;  // nobody reads the run
-        shared.from[n] = d_nodes + end * node_bytes;
-        shared.end[n] = end * kChunk;
-        shared.sum[n++] = bit;
-    }
-    shared.gradients = n - shared.reads;
 }
 
 __device__ __forceinline__ float sum_rows_of_eight(float x) {

@@ -47,6 +47,7 @@ void RunMixer::forward(const MixerInputs& inputs, void* o) {
 
 void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients) {
     const std::int64_t floats = summary_floats(shape_);
+    const std::int64_t d_o_stride = shape_.heads * shape_.value_dim;
     zero(memory_.d_summaries, run_.complete * floats, stream_);
     std::vector<std::shared_ptr<SummaryBuffer>> d_nodes;
     std::vector<float*> d_entering;
@@ -55,9 +56,8 @@ void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerG
         zero(d_entering.back(), floats, stream_);
     }
     if (run_.rows > 0) {
-        mixer_outputs_backward(shape_, operand_, inputs, run_.first_block, nodes(), memory_.summaries, d_o,
-                               shape_.heads * shape_.value_dim, gradients, d_entering, memory_.d_summaries,
-                               memory_.workspace, stream_);
+        mixer_outputs_backward(shape_, operand_, inputs, run_.first_block, nodes(), memory_.summaries, d_o, d_o_stride,
+                               gradients, d_entering, memory_.d_summaries, memory_.workspace, stream_);
     }
     if (run_.shard != nullptr) {
         const std::vector<const float*> given(d_entering.begin(), d_entering.end());
@@ -66,9 +66,9 @@ void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerG
         cover_of_blocks_backward(tape_.own_cover.blocks().first, summaries(), memory_.node_scratch, d_cover, adding,
                                  memory_.d_node_scratch, {memory_.d_summaries, run_.complete, floats});
     }
-    if (run_.complete == 0) return;
-    mixer_block_summaries_backward(shape_, operand_, inputs, run_.first_block, run_.complete, memory_.d_summaries,
-                                   gradients, memory_.workspace, stream_);
+    if (run_.rows == 0) return;
+    mixer_block_summaries_backward(shape_, operand_, inputs, run_.first_block, d_o, d_o_stride, run_.complete,
+                                   memory_.d_summaries, gradients, memory_.workspace, stream_);
 }
 
 }  // namespace fenwick::cuda

@@ -152,6 +152,8 @@ inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<flo
     DeviceGradients gradients(c, stream);
     const cuda::DeviceBuffer<float> device_summaries = upload(summaries, stream);
     cuda::DeviceBuffer<float> d_summaries = upload(std::vector<float>(summaries.size()), stream);
+    const auto d_out_from = [&](std::int64_t row) { return static_cast<char*>(d_rows.data()) + row * width * element; };
+    std::vector<cuda::DeviceBuffer<unsigned char>> workspaces;  // of the shards, kept from step to step
     for (std::size_t i = 0; i < cuts.size(); ++i) {
         const std::int64_t first = cuts[i] * kBlockTokens;
         const std::int64_t rows = (i + 1 < cuts.size() ? cuts[i + 1] * kBlockTokens : c.tokens) - first;
@@ -166,13 +168,13 @@ inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<flo
             entering.push_back({node.bit, nodes.back().data()});
             d_entering.push_back(d_nodes.back().data());
         }
-        cuda::DeviceBuffer<unsigned char> workspace(
+        cuda::DeviceBuffer<unsigned char>& workspace = workspaces.emplace_back(
             static_cast<std::int64_t>(cuda::mixer_backward_workspace_bytes(shape, operand, rows, cuts[i])), stream);
         FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
-        cuda::mixer_outputs_backward(
-            shape, operand, device.rows(first, rows), cuts[i], entering, device_summaries.data() + cuts[i] * one,
-            static_cast<char*>(d_rows.data()) + first * width * element, width, gradients.rows(c, first), d_entering,
-            d_summaries.data() + cuts[i] * one, workspace.data(), stream);
+        cuda::mixer_outputs_backward(shape, operand, device.rows(first, rows), cuts[i], entering,
+                                     device_summaries.data() + cuts[i] * one, d_out_from(first), width,
+                                     gradients.rows(c, first), d_entering, d_summaries.data() + cuts[i] * one,
+                                     workspace.data(), stream);
         for (std::size_t n = 0; n < cover.size(); ++n) {
             tree.nodes.at(cover[n]).gradient = download(d_nodes[n], stream);
         }
@@ -183,12 +185,9 @@ inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<flo
     for (std::size_t i = 0; i < cuts.size(); ++i) {
         const std::int64_t first = cuts[i] * kBlockTokens;
         const std::int64_t rows = (i + 1 < cuts.size() ? cuts[i + 1] * kBlockTokens : c.tokens) - first;
-        cuda::DeviceBuffer<unsigned char> workspace(
-            static_cast<std::int64_t>(cuda::mixer_backward_workspace_bytes(shape, operand, rows, cuts[i])), stream);
-        FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
-        cuda::mixer_block_summaries_backward(shape, operand, device.rows(first, rows), cuts[i], rows / kBlockTokens,
-                                             d_all.data() + cuts[i] * one, gradients.rows(c, first), workspace.data(),
-                                             stream);
+        cuda::mixer_block_summaries_backward(shape, operand, device.rows(first, rows), cuts[i], d_out_from(first),
+                                             width, rows / kBlockTokens, d_all.data() + cuts[i] * one,
+                                             gradients.rows(c, first), workspaces[i].data(), stream);
     }
     MixerGradientRows out(c);
     gradients.download_to(out, stream);
