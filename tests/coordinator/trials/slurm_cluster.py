@@ -49,12 +49,18 @@ class Slurm:
 
     def wait_state(self, job, states, seconds=180):
         deadline = time.time() + seconds
+        pending = None
         while time.time() < deadline:
             state = self.field(job, "JobState")
             if state in states:
                 return state
-            if state == "PENDING":
-                # A requeued job waits two minutes otherwise.
+            if state != "PENDING":
+                pending = None
+            elif pending is None:
+                pending = time.time()
+            elif time.time() - pending > 2:
+                # A requeued job waits two minutes otherwise. In the second that it was requeued in it would fail: slurmd takes
+                # its new credential for the one that was revoked.
                 subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], env=self.env, capture_output=True)
             time.sleep(0.3)
         fail(f"job {job} is {state}, expected {states}")
