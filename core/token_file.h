@@ -51,6 +51,9 @@ public:
     [[nodiscard]] const std::string& hash() const { return hash_; }  ///< as the header has it
     [[nodiscard]] bool has_mask() const { return mask_ != nullptr; }
 
+    /// MappedFile's; `read` calls it. Before `first_token` and `is_target`, which read the map too, the caller does.
+    void check_not_cut() const { file_.check_not_cut(); }
+
     /// The number, in this file, of the first token of document `index`, in [0, documents()].
     [[nodiscard]] std::int64_t first_token(std::int64_t index) const { return table_[index]; }
 

@@ -6,18 +6,26 @@
 FENWICK_MAX_RESTARTS=${FENWICK_MAX_RESTARTS:-100}
 FENWICK=${FENWICK:-fenwick}
 fenwick_stopping=
+fenwick_teller=
 
 # Open MPI under Slurm: PMIx starts the world. TCP between ranks; shared memory needs no say.
 export OMPI_MCA_pml=${OMPI_MCA_pml:-ob1} OMPI_MCA_btl=${OMPI_MCA_btl:-self,tcp}
 
 fenwick_log() { echo "$(date +%H:%M:%S) job $SLURM_JOB_ID (restart ${SLURM_RESTART_COUNT:-0}): $*" >&2; }
 
-# The steps, not this script: each rank saves.
+# The steps, not this script: each rank saves. They are told until they end: one that is only being started does not hear it.
 fenwick_tell_steps() {
     [ -n "$fenwick_stopping" ] && return  # Slurm may say it twice
     fenwick_stopping=yes
     fenwick_log "told to stop: the ranks save"
-    scancel --signal=USR2 "$SLURM_JOB_ID"
+    (
+        trap "" USR2  # --signal without B: and scancel --full reach this, too
+        while kill -0 $$ 2>/dev/null; do
+            scancel --signal=USR2 "$SLURM_JOB_ID"
+            sleep 3
+        done
+    ) &
+    fenwick_teller=$!
 }
 trap fenwick_tell_steps USR2 TERM
 
@@ -33,6 +41,8 @@ fenwick_wait() {
 
 # Runs a program as the ranks of a step; returns its exit code. srun can fail to start a step and still return 0 (right after
 # a requeue, while the node clears up): rank 0, which is on this host, leaves a mark, and without one it is tried again.
+# Until the program listens it must not die of being told to stop: it inherits deaf ears for these signals.
+# Returns 75 where nothing was begun since the job was told to stop.
 # usage: fenwick_step OPTION OF srun... -- PROGRAM ARGUMENT...
 fenwick_step() {
     local options=() mark code
@@ -42,16 +52,17 @@ fenwick_step() {
     done
     shift
     for _ in $(seq 60); do
+        [ -n "$fenwick_stopping" ] && return 75
         mark=$(mktemp -u)
         srun --mpi=pmix --kill-on-bad-exit=1 "${options[@]}" bash -c \
-            'mark=$0; [ "$SLURM_PROCID" = 0 ] && : > "$mark"; exec "$@"' "$mark" "$@" &
+            'trap "" USR2 TERM; mark=$0; [ "$SLURM_PROCID" = 0 ] && : > "$mark"; exec "$@"' "$mark" "$@" &
         fenwick_wait $!
         code=$?
         if [ -e "$mark" ]; then
             rm -f "$mark"
             return "$code"
         fi
-        [ -n "$fenwick_stopping" ] && return 75  # nothing was begun
+        [ -n "$fenwick_stopping" ] && return 75
         fenwick_log "the step did not start (srun: $code); tried again"
         sleep 5
     done
@@ -61,6 +72,7 @@ fenwick_step() {
 # Ends the job with this code, by way of the queue where that is right.
 fenwick_end() {
     local code=$1 state
+    [ -n "$fenwick_teller" ] && kill "$fenwick_teller" 2>/dev/null
     if [ "$code" -eq 75 ]; then
         state=$(scontrol show job "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')
         if [ "$state" != JobState=RUNNING ]; then

@@ -1,4 +1,5 @@
 // The real program's training runs: what they write, how they end, and what --resume makes of that. CASES H3, H4.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <csignal>
@@ -10,109 +11,11 @@
 #include <thread>
 #include <vector>
 
-#include "core/token_file.h"
-#include "tests/coordinator/support.h"
+#include "tests/coordinator/training_folder.h"
 #include "worker/training/training_checkpoint.h"
 
 using namespace fenwick::testing;
 namespace fs = std::filesystem;
-
-namespace {
-
-constexpr int kSteps = 24;
-constexpr std::size_t kDocumentBytes[] = {300, 1, 77, 150, 64, 200, 5, 129};
-
-/// A folder with a model, a token file, and a configuration of a short run in DIR/checkpoints and DIR/log.
-class TrainingFolder {
-public:
-    TrainingFolder() {
-        (void)small_model(folder_);
-        fenwick::TokenFileWriter writer(folder_ / "t.tokens", {256, "", false});
-        for (const std::size_t bytes : kDocumentBytes) {
-            const std::string text = text_of(bytes, static_cast<std::uint32_t>(bytes));
-            write_file(folder_ / ("d" + std::to_string(bytes) + ".txt"), text);
-            writer.append(std::vector<std::int32_t>(text.begin(), text.end()));
-            writer.end_document();
-        }
-        (void)writer.commit();
-    }
-
-    [[nodiscard]] fs::path path() const { return folder_ / ""; }
-    /// The file of a run named `name`; `more` goes to its end.
-    [[nodiscard]] fs::path config(const std::string& name, const std::string& more = "") const {
-        const fs::path file = folder_ / (name + ".toml");
-        write_file(file,
-                   "[model]\nfolder = \"log_linear_mamba2\"\n[data]\nfiles = [\"t.tokens\"]\nsequence_tokens = 64\n"
-                   "batch_tokens = 128\nmicro_batches = 2\n[optimizer]\nlr = 1e-3\n[schedule]\nsteps = " +
-                       std::to_string(kSteps) + "\nwarmup_steps = 4\nmin_lr = 1e-4\n[checkpoint]\nfolder = \"" + name +
-                       "/checkpoints\"\nevery_steps = 4\n[log]\nfolder = \"" + name + "/log\"\n" + more);
-        return file;
-    }
-    [[nodiscard]] fs::path run(const std::string& name) const { return folder_ / name; }
-
-private:
-    TemporaryFolder folder_;
-};
-
-Arguments train(const fs::path& config, const Arguments& more = {}) {
-    Arguments all = {"train", "--config", config.string(), "--peak-tflops", "0.1"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-}
-
-Arguments launch(int ranks, const Arguments& arguments) {
-    Arguments all = {"--allow-run-as-root", "--oversubscribe", "-np", std::to_string(ranks), FENWICK_PROGRAM};
-    all.insert(all.end(), arguments.begin(), arguments.end());
-    return all;
-}
-
-/// metrics.jsonl without what depends on the clock.
-std::vector<nlohmann::json> rows_of(const fs::path& run) {
-    std::vector<nlohmann::json> rows = read_jsonl(run / "log/metrics.jsonl");
-    for (nlohmann::json& row : rows) {
-        for (const char* field : {"seconds", "tokens_per_second", "mfu"}) row.erase(field);
-    }
-    return rows;
-}
-
-struct Flat {
-    std::vector<float> values;
-    std::vector<float> exp_avg;
-    std::vector<float> exp_avg_sq;
-    bool operator==(const Flat&) const = default;
-};
-
-Flat state_of(const fs::path& run, std::int64_t step) {
-    const fenwick::TrainingCheckpoint checkpoint = fenwick::latest_checkpoint(run / "checkpoints");
-    REQUIRE(checkpoint.head().step == step);
-    const auto size = static_cast<std::size_t>(checkpoint.total());
-    Flat flat{std::vector<float>(size), std::vector<float>(size), std::vector<float>(size)};
-    checkpoint.read(0, flat.values, flat.exp_avg, flat.exp_avg_sq);
-    return flat;
-}
-
-void require_same_run(const fs::path& found, const fs::path& expected) {
-    const std::vector<nlohmann::json> rows = rows_of(expected);
-    REQUIRE(rows.size() == kSteps);
-    const std::vector<nlohmann::json> others = rows_of(found);
-    REQUIRE(others.size() == rows.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) CHECK(others[i] == rows[i]);
-    CHECK(state_of(found, kSteps) == state_of(expected, kSteps));
-}
-
-std::int64_t newest_step(const fs::path& run) {
-    const std::vector<fs::path> all = fenwick::list_checkpoints(run / "checkpoints");
-    return all.empty() ? 0 : fenwick::TrainingCheckpoint::open(all.back()).head().step;
-}
-
-bool has_rows(const fs::path& run, std::size_t least) {
-    std::error_code error;
-    if (!fs::exists(run / "log/metrics.jsonl", error)) return false;
-    const std::string text = read_file(run / "log/metrics.jsonl");
-    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= least;
-}
-
-}  // namespace
 
 TEST_CASE("train: what a run writes, and that it is not written over") {
     const TrainingFolder folder;
@@ -133,7 +36,7 @@ TEST_CASE("train: what a run writes, and that it is not written over") {
     CHECK(rows[5].at("learning_rate").get<double>() == Approx(1e-4));
     CHECK(rows[5].at("mfu").get<double>() > 0);
     CHECK(fenwick::list_checkpoints(folder.run("a") / "checkpoints").size() == 3);
-    CHECK(newest_step(folder.run("a")) == kSteps);
+    CHECK(newest_step(folder.run("a")) == kTrainingSteps);
 
     const Finished again = run_program(train(config));
     CHECK(again.code == 2);
@@ -142,7 +45,7 @@ TEST_CASE("train: what a run writes, and that it is not written over") {
     const Finished done = run_program(train(config, {"--resume", "--json"}));
     INFO(done.err);
     CHECK(done.code == 0);
-    CHECK(nlohmann::json::parse(done.out).at("step") == kSteps);
+    CHECK(nlohmann::json::parse(done.out).at("step") == kTrainingSteps);
     CHECK(read_jsonl(folder.run("a") / "log/metrics.jsonl").size() == 6);
 }
 
@@ -162,7 +65,7 @@ TEST_CASE("train: the exported model has the losses that validation saw") {
     INFO(exported.err);
     REQUIRE(exported.code == 0);
     Arguments score = {"score", "--model", model.string(), "--output", folder.run("scores").string(), "--json"};
-    for (const std::size_t bytes : kDocumentBytes) {
+    for (const std::size_t bytes : kTrainingDocumentBytes) {
         score.push_back((folder.path() / ("d" + std::to_string(bytes) + ".txt")).string());
     }
     const Finished scored = run_program(score);
@@ -263,7 +166,7 @@ TEST_CASE("train: a disk that is full during a save ends the run, and the last c
         (void)child.wait();
     }
     const std::int64_t saved = newest_step(folder.run("full"));
-    if (saved < kSteps) {
+    if (saved < kTrainingSteps) {
         // Enough for the log, not for a checkpoint.
         const Finished full = Child(train(config, {"--ranks", "2", "--resume"}), 20000).wait();
         INFO(full.err);
@@ -275,45 +178,6 @@ TEST_CASE("train: a disk that is full during a save ends the run, and the last c
     INFO(resumed.err);
     REQUIRE(resumed.code == 0);
     require_same_run(folder.run("full"), folder.run("whole"));
-}
-
-TEST_CASE("train: processes and threads take the same steps, and another world goes on") {
-    const TrainingFolder folder;
-    REQUIRE(run_program(train(folder.config("threads"), {"--ranks", "2"})).code == 0);
-    const Finished mpi = Child(launch(2, train(folder.config("mpi"))), std::nullopt, "mpirun").wait();
-    INFO(mpi.err);
-    REQUIRE(mpi.code == 0);
-    require_same_run(folder.run("mpi"), folder.run("threads"));
-
-    // Threads that spin for each other would make this long on a busy machine.
-    Arguments alone = {"OMP_NUM_THREADS=1", FENWICK_PROGRAM};
-    for (const std::string& each : train(folder.config("one"))) alone.push_back(each);
-    REQUIRE(Child(alone, std::nullopt, "env").wait().code == 0);
-    const std::vector<nlohmann::json> one = rows_of(folder.run("one"));
-    const std::vector<nlohmann::json> two = rows_of(folder.run("threads"));
-    for (std::size_t i = 0; i < one.size(); ++i) {
-        INFO("step " << i + 1);
-        CHECK(two[i].at("item") == one[i].at("item"));
-        CHECK(two[i].at("loss").get<double>() == Approx(one[i].at("loss").get<double>()).epsilon(1e-5));
-    }
-}
-
-TEST_CASE("train: a signalled MPI world saves, and threads go on") {
-    const TrainingFolder folder;
-    const fs::path config = folder.config("a");
-    Child child(launch(2, train(config)), std::nullopt, "mpirun");
-    wait_for([&] { return has_rows(folder.run("a"), 2); });
-    child.send(SIGUSR2);
-    const Finished stopped = child.wait();
-    INFO(stopped.err);
-    REQUIRE((stopped.code == 75 || stopped.code == 0));
-    const std::int64_t saved = newest_step(folder.run("a"));
-    CHECK(saved >= 2);
-    const Finished resumed = run_program(train(config, {"--ranks", "3", "--resume"}));
-    INFO(resumed.err);
-    REQUIRE(resumed.code == 0);
-    CHECK(resumed.err.find("goes on after step " + std::to_string(saved)) != std::string::npos);
-    CHECK(rows_of(folder.run("a")).size() == kSteps);
 }
 
 TEST_CASE("train: a model with an infinite weight stops the run by name") {

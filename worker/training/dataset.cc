@@ -77,6 +77,7 @@ Dataset::Piece Dataset::piece(std::int64_t item) const {
                                             [](std::int64_t d, const File& file) { return d < file.first_document; });
     Piece piece;
     piece.file = &*std::prev(next_file);
+    piece.file->file.check_not_cut();
     piece.document = document;
     const std::int64_t index = document - piece.file->first_document;
     piece.document_first = piece.file->file.first_token(index);

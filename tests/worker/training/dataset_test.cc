@@ -263,4 +263,18 @@ TEST_CASE("data that cannot be trained on is refused by name") {
     CHECK(data.identity() != Dataset(other, {8, 8, 1}).identity());
 }
 
+TEST_CASE("a data file that is cut while it is in use is refused by name") {
+    const Data files(true);
+    const Dataset data = files.open();
+    DataPosition position;
+    REQUIRE_FALSE(data.next(position).empty());
+    // The table of documents lies at the end of the file: already to choose the next sequences would touch what is
+    // gone.
+    std::filesystem::resize_file(files.files[0], 0);
+    std::filesystem::resize_file(files.files[1], 0);
+    const std::string message = message_of<DataError>([&] { (void)data.next(position); });
+    CHECK(message.find(files.folder.path().string()) != std::string::npos);
+    CHECK(message.find("bytes when opened, 0 now") != std::string::npos);
+}
+
 }  // namespace fenwick
