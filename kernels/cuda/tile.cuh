@@ -37,6 +37,13 @@ __device__ __forceinline__ void copy_async_16(std::uint32_t to, const void* from
     const int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+/// The same for 4 or 8 bytes.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_few(std::uint32_t to, const void* from, bool valid) {
+    const int bytes = valid ? kBytes : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(bytes)
+                 : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -1,4 +1,5 @@
-// One element of what combine's and carry's gradients are made of; kernels/backward/summary.h has the formulas.
+// What combine's and carry's gradients are made of, where A is a log decay (combine_matrix.cuh: a matrix);
+// kernels/backward/summary.h has the formulas.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,31 +31,6 @@ struct HeadSizes {
 
 __device__ inline float node_decay(const HeadSizes& sizes, const float* a, int row) {
     return expf(fmaxf(a[sizes.algebra == TransitionAlgebra::kDiagonal ? row : 0], -1000.0F));
-}
-
-/// (A x)[row, column], x [d_k, columns].
-__device__ inline float apply(const HeadSizes& sizes, const float* a, const float* x, int row, int column,
-                              int columns) {
-    if (sizes.algebra != TransitionAlgebra::kMatrix) return node_decay(sizes, a, row) * x[row * columns + column];
-    float sum = 0.0F;
-    for (int c = 0; c < sizes.dk; ++c) sum = fmaf(a[row * sizes.dk + c], x[c * columns + column], sum);
-    return sum;
-}
-
-/// (A^T x)[row, column].
-__device__ inline float apply_transposed(const HeadSizes& sizes, const float* a, const float* x, int row, int column,
-                                         int columns) {
-    if (sizes.algebra != TransitionAlgebra::kMatrix) return node_decay(sizes, a, row) * x[row * columns + column];
-    float sum = 0.0F;
-    for (int c = 0; c < sizes.dk; ++c) sum = fmaf(a[c * sizes.dk + row], x[c * columns + column], sum);
-    return sum;
-}
-
-/// Element (row, column) of x y^T, both [d_k, columns].
-__device__ inline float outer(const float* x, const float* y, int row, int column, int columns) {
-    float sum = 0.0F;
-    for (int j = 0; j < columns; ++j) sum = fmaf(x[row * columns + j], y[column * columns + j], sum);
-    return sum;
 }
 
 /// What the log decay `part` (of sizes.transition) gets of d [d_k, d_v] against A x: exp(a) <d, x> over its rows. All

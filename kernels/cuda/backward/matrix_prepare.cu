@@ -23,10 +23,14 @@ __device__ void invert(const float* lower, float* inverse, int t) {
     constexpr int kSquare = kBlock * kBlock;
     if (t < kChunk) {
         const int first = t / kBlock * kBlock;
-        for (int i = first; i < first + kBlock; ++i) {
-            float sum = i == t ? 1.0F : 0.0F;
-            for (int j = t; j < i; ++j) sum = fmaf(-lower[i * kPitch + j], inverse[j * kPitch + t], sum);
-            inverse[i * kPitch + t] = i < t ? 0.0F : sum;
+        float x[kBlock];
+#pragma unroll
+        for (int i = 0; i < kBlock; ++i) {
+            float sum = first + i == t ? 1.0F : 0.0F;
+#pragma unroll
+            for (int j = 0; j < i; ++j) sum = fmaf(-lower[(first + i) * kPitch + first + j], x[j], sum);
+            x[i] = sum;  // 0 above the diagonal
+            inverse[(first + i) * kPitch + t] = sum;
         }
     }
     __syncthreads();

@@ -91,6 +91,15 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
 
     MatrixSums<kKeyDim> sums;
     auto& [d_reads, d_removes, d_keys, scores, solved, across] = sums;
+    // Products with v wait in shared memory while the walks need the registers; each thread its own.
+    const auto resume = [&](float(&x)[kOwn / 2], const float* from, bool first) {
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; ++i) x[i] = first ? 0.0F : from[i * C::kThreads + t];
+    };
+    const auto pause = [&](const float(&x)[kOwn / 2], float* to) {
+#pragma unroll
+        for (int i = 0; i < kOwn / 2; ++i) to[i * C::kThreads + t] = x[i];
+    };
     for (int tile = 0; tile < m.walk_tiles; ++tile) {
         const bool has_values = tile < m.tiles;
         if (has_values) {
@@ -160,11 +169,15 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
             copy_async_wait<0>();
         }
         written();
+        resume(solved, shared.pairs, tile == 0);
         multiply_tiles<kOwn, kColumns, false>(solved, start + C::kValues, start + C::kV, own_first, warp, lane);
+        pause(solved, shared.pairs);
         float d_v[kOwn / 2] = {};
         multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, start + C::kValues, own_first, warp, lane);
         if constexpr (!kSummaries) {
+            resume(scores, shared.scores, tile == 0);
             multiply_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);
+            pause(scores, shared.scores);
             multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
         }
         const auto place = [&](int i) {
@@ -176,6 +189,9 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
         put_pairs(d_v, place, kSummaries);
         __syncthreads();
     }
+    resume(solved, shared.pairs, false);
+    if constexpr (!kSummaries) resume(scores, shared.scores, false);
+    __syncthreads();
     finish_rows<kKeyDim, kForm>(m, c, aligned, sums, added);
 }
 

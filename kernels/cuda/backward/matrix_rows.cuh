@@ -15,8 +15,10 @@ enum class MatrixForm { kLinear, kOutputs, kSummaries };
 template <int kPanels, MatrixForm kForm>
 struct MatrixShared {
     static constexpr int kLambdas = kForm == MatrixForm::kOutputs ? kOwnLevels + kMatrixMostWalks : 1;
+    static constexpr int kScores = kForm == MatrixForm::kOutputs ? kChunk * kChunk : 1;
     static constexpr int kDots = kForm == MatrixForm::kOutputs ? kMatrixMostWalks : 1;
-    float pairs[kChunk * kPitch];         // [i][j]: what a pair adds, fp32
+    float pairs[kChunk * kPitch];         // dU V^T; then [i][j]: what a pair adds, fp32
+    float scores[kScores];                // dO V^T
     float dots[kPanels][kDots * kChunk];  // Q~ X dO by walk that is read
     float lambda[kLambdas * kChunk];      // [level inside the chunk, then walk][row]
     float by_row[3][kPanels][kChunk];     // incoming, outgoing, beta

@@ -1,5 +1,5 @@
 // X and V' of every chunk, forward, then dX' and -dV', back: one thread block for 64 columns of a walk of one block and
-// head, the state in registers.
+// head, back also for twice as many, which share K, W and Q~; the state in registers.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -11,26 +11,29 @@
 namespace fenwick::cuda::backward {
 namespace {
 
-template <int kKeyDim, bool kBack>
+// kSides: tiles of 64 columns, each of its own threads.
+template <int kKeyDim, bool kBack, int kSides>
 struct WalkTiles {
     static constexpr int kPanels = kKeyDim / 64;
-    static constexpr int kThreads = 128 * kPanels;
+    static constexpr int kSideThreads = 128 * kPanels;
+    static constexpr int kThreads = kSideThreads * kSides;
     static constexpr int kKeyBytes = kPanels * kPanelBytes;
     // A stage: K and W, and U; or K, W, Q~ and dO.
     static constexpr int kK = 0;
     static constexpr int kW = kK + kKeyBytes;
     static constexpr int kQ = kW + kKeyBytes;
     static constexpr int kValues = kQ + (kBack ? kKeyBytes : 0);
-    static constexpr int kStageBytes = kValues + kPanelBytes;
+    static constexpr int kStageBytes = kValues + kSides * kPanelBytes;
     static constexpr int kState = 2 * kStageBytes;
-    static constexpr int kOut = kState + kKeyBytes;
-    static constexpr int kBytes = 1024 + kOut + kPanelBytes;
+    static constexpr int kOut = kState + kSides * kKeyBytes;
+    static constexpr int kBytes = 1024 + kOut + kSides * kPanelBytes;
 };
 
-// kKept: X, or dX', and the values of every chunk are written.
-template <int kKeyDim, bool kBack, bool kKept>
-__global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_kernel(const __grid_constant__ Matrix m) {
-    using C = WalkTiles<kKeyDim, kBack>;
+// Forward two thread blocks share a multiprocessor. kKept: X, or dX', and the values of every chunk are written.
+template <int kKeyDim, bool kBack, bool kKept, int kSides>
+__global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, kBack ? 1 : 2)
+    walks_kernel(const __grid_constant__ Matrix m) {
+    using C = WalkTiles<kKeyDim, kBack, kSides>;
     constexpr int kPanels = C::kPanels;
     constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
     extern __shared__ char memory[];
@@ -40,17 +43,21 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
     const int t = static_cast<int>(threadIdx.x);
     const int lane = t % 32;
     const int warp = t / 32 % 4;
-    const int panel = t / 128;
+    const int panel = t / 128 % kPanels;
+    const int side = t / C::kSideThreads;
     const int row = 16 * warp + lane / 4;  // of a chunk, or of the panel's rows of the state; and row + 8
 
-    const int tile = static_cast<int>(blockIdx.x % static_cast<unsigned>(m.walk_tiles));
-    unsigned rest = blockIdx.x / static_cast<unsigned>(m.walk_tiles);
+    const auto groups = static_cast<unsigned>((m.walk_tiles + kSides - 1) / kSides);
+    const int first_tile = static_cast<int>(blockIdx.x % groups) * kSides;
+    const int tile = first_tile + side;
+    unsigned rest = blockIdx.x / groups;
     const int head = static_cast<int>(rest % static_cast<unsigned>(m.heads));
     rest /= static_cast<unsigned>(m.heads);
     const int number = static_cast<int>(rest % static_cast<unsigned>(m.walks));
     const std::int64_t in_batch = rest / static_cast<unsigned>(m.walks);
     const MatrixWalk walk = walk_of(m, number, in_batch, head);
-    if (!walk.there || tile >= walk.tiles) return;
+    if (!walk.there || first_tile >= walk.tiles) return;
+    const bool live = tile < walk.tiles;  // a last side without columns only keeps step
     const std::int64_t first_chunk = in_batch * kChunks;
     const int chunks = chunk_of(m, first_chunk, head).chunks;
     const MixerInputs& in = m.call.inputs;
@@ -69,20 +76,34 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
                 copy_pieces<C::kThreads>(to + at, from, bytes, t);
             };
             copy(C::kW, m.removes + c.place * m.state_elements(), C::kKeyBytes);
-            if (!kBack && walk.writes_at(c.chunk)) {
-                copy(C::kValues, m.writes + (c.place * m.tiles + tile) * kChunk * kChunk, kPanelBytes);
-            }
-            if (kBack && walk.reads_at(c.chunk)) {
-                copy(C::kQ, m.reads + c.place * m.state_elements(), C::kKeyBytes);
-                const auto* d = static_cast<const __nv_bfloat16*>(m.call.d_out) + c.first * m.call.d_out_stride +
-                                static_cast<std::int64_t>(head) * m.value_dim + tile * 64;
-                copy_rows<8, C::kThreads>(to + C::kValues, d, m.call.d_out_stride, c.rows,
-                                          (m.value_dim - tile * 64) / 8, t);
+            if (kBack && walk.reads_at(c.chunk)) copy(C::kQ, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+#pragma unroll
+            for (int i = 0; i < kSides; ++i) {
+                const int own = first_tile + i;
+                if (own >= walk.tiles) continue;
+                const int at = C::kValues + i * kPanelBytes;
+                if (!kBack && walk.writes_at(c.chunk)) {
+                    copy(at, m.writes + (c.place * m.tiles + own) * kChunk * kChunk, kPanelBytes);
+                }
+                if (kBack && walk.reads_at(c.chunk)) {
+                    const auto* d = static_cast<const __nv_bfloat16*>(m.call.d_out) + c.first * m.call.d_out_stride +
+                                    static_cast<std::int64_t>(head) * m.value_dim + own * 64;
+                    copy_rows<8, C::kThreads>(to + at, d, m.call.d_out_stride, c.rows, (m.value_dim - own * 64) / 8, t);
+                }
             }
         }
         copy_async_commit();
     };
     load(0);
+    // Decays come a step ahead too.
+    struct Decays {
+        double before, own, end;
+    };
+    const auto decays_of = [&](int step) {
+        const double* g = cumulative + chunk_at(min(step, chunks - 1)) * kChunk;
+        return Decays{chunk_at(min(step, chunks - 1)) == 0 ? 0.0 : g[-1], g[t % kChunk], g[kChunk - 1]};
+    };
+    Decays next = decays_of(0);
 
     float state[32];
 #pragma unroll
@@ -96,6 +117,8 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
     for (int step = 0; step < chunks; ++step) {
         const int chunk = chunk_at(step);
         load(step + 1);
+        const Decays decays = next;
+        next = decays_of(step + 1);
         if (!walk.takes(chunk, chunks)) continue;  // the last chunks of the block, which nobody follows
         if (walk.bit >= 0) {
             const int in_pair = chunk & ((2 << walk.bit) - 1);
@@ -106,13 +129,11 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
         }
         const std::uint32_t stage = start + step % 2 * C::kStageBytes;
         char* stage_at = aligned + step % 2 * C::kStageBytes;
-        const double end = cumulative[chunk * kChunk + kChunk - 1];
-        const double before = chunk == 0 ? 0.0 : cumulative[chunk * kChunk - 1];
-        const float keep = __expf(static_cast<float>(end - before));
-        if (t < kChunk) to_end[step % 2][t] = __expf(static_cast<float>(end - cumulative[chunk * kChunk + t]));
+        const float keep = __expf(static_cast<float>(decays.end - decays.before));
+        if (t < kChunk) to_end[step % 2][t] = __expf(static_cast<float>(decays.end - decays.own));
         const std::int64_t place = walk_place(m, first_chunk + chunk, number, head, tile);
-        store_tile(state, aligned + C::kState, 64 * panel + row, lane);
-        if constexpr (kKept) {
+        store_tile(state, aligned + C::kState + side * C::kKeyBytes, 64 * panel + row, lane);
+        if (kKept && live) {
             store_tile(state, (kBack ? m.d_states : m.states) + place * m.state_elements(), 64 * panel + row, lane);
         }
         copy_async_wait<1>();
@@ -120,12 +141,14 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
             // lambda * dO; each thread its own pieces.
             const std::int64_t first =
                 (m.batch_block + in_batch) * kBlockTokens + static_cast<std::int64_t>(chunk) * kChunk;
-            for (int i = t; i < kChunk * 8; i += C::kThreads) {
-                const std::int64_t token = first + i / 8;
+            for (int i = t; i < kSides * kChunk * 8; i += C::kThreads) {
+                const int r = i / 8 % kChunk;
+                const std::int64_t token = first + r;
                 const float lambda = token < m.rows ? __ldg(in.lambda + token * in.lambda_stride +
                                                             static_cast<std::int64_t>(head) * m.levels + walk.level)
                                                     : 0.0F;
-                auto* at = reinterpret_cast<uint4*>(stage_at + C::kValues + tile_offset(i / 8, i % 8));
+                auto* at = reinterpret_cast<uint4*>(stage_at + C::kValues + i / (kChunk * 8) * kPanelBytes +
+                                                    tile_offset(r, i % 8));
                 const auto scaled = [&](std::uint32_t both) {
                     return pack_bf16(low_bf16(both) * lambda, high_bf16(both) * lambda);
                 };
@@ -140,7 +163,8 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
             multiply_tiles<kOwn, Rows::kDepth, false>(values, stage + (kBack ? C::kK : C::kW) + i * kPanelBytes,
-                                                      start + C::kState + i * kPanelBytes, panel * kOwn, warp, lane);
+                                                      start + C::kState + side * C::kKeyBytes + i * kPanelBytes,
+                                                      panel * kOwn, warp, lane);
         }
         const bool writes = !kBack && walk.writes_at(chunk);
 #pragma unroll
@@ -150,28 +174,30 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
             float x0 = -values[i];
             float x1 = -values[i + 1];
             if (writes) {
-                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(stage_at + C::kValues +
-                                                                                  tile_offset(r, piece) + lane % 4 * 4);
+                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(
+                    stage_at + C::kValues + side * kPanelBytes + tile_offset(r, piece) + lane % 4 * 4);
                 x0 += low_bf16(own);
                 x1 += high_bf16(own);
             }
-            *reinterpret_cast<std::uint32_t*>(aligned + C::kOut + tile_offset(r, piece) + lane % 4 * 4) =
+            *reinterpret_cast<std::uint32_t*>(aligned + C::kOut + side * kPanelBytes + tile_offset(r, piece) +
+                                              lane % 4 * 4) =
                 pack_bf16(x0 * to_end[step % 2][r], x1 * to_end[step % 2][r]);
         }
         fence_for_wgmma();
         __syncthreads();
 #pragma unroll
         for (float& x : state) x *= keep;
-        issue_transposed_product(state, stage + (kBack ? C::kW : C::kK) + panel * kPanelBytes, start + C::kOut, warp,
-                                 lane);
+        issue_transposed_product(state, stage + (kBack ? C::kW : C::kK) + panel * kPanelBytes,
+                                 start + C::kOut + side * kPanelBytes, warp, lane);
         if (kBack && walk.reads_at(chunk)) {
-            issue_transposed_product(state, stage + C::kQ + panel * kPanelBytes, stage + C::kValues, warp, lane);
+            issue_transposed_product(state, stage + C::kQ + panel * kPanelBytes,
+                                     stage + C::kValues + side * kPanelBytes, warp, lane);
         }
         product_commit();
-        if constexpr (kKept) {
+        if (kKept && live) {
             auto* to = reinterpret_cast<uint4*>((kBack ? m.d_values : m.values) + place * kChunk * kChunk);
-            for (int i = t; i < kPanelBytes / 16; i += C::kThreads) {
-                to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut)[i];
+            for (int i = t % C::kSideThreads; i < kPanelBytes / 16; i += C::kSideThreads) {
+                to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut + side * kPanelBytes)[i];
             }
         }
         product_wait<0>();
@@ -189,29 +215,32 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack>::kThreads) walks_ker
     }
 }
 
-template <int kKeyDim, bool kBack, bool kKept>
+template <int kKeyDim, bool kBack, bool kKept, int kSides>
 void launch(const Matrix& m) {
-    using C = WalkTiles<kKeyDim, kBack>;
-    allow_shared(walks_kernel<kKeyDim, kBack, kKept>, C::kBytes);
-    const auto blocks = static_cast<unsigned>(m.batch_blocks * m.walks * m.heads * m.walk_tiles);
-    walks_kernel<kKeyDim, kBack, kKept><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
+    using C = WalkTiles<kKeyDim, kBack, kSides>;
+    const auto kernel = walks_kernel<kKeyDim, kBack, kKept, kSides>;
+    allow_shared(kernel, C::kBytes);
+    const int groups = (m.walk_tiles + kSides - 1) / kSides;
+    const auto blocks = static_cast<unsigned>(m.batch_blocks * m.walks * m.heads * groups);
+    kernel<<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+// Back a multiprocessor has shared memory for one thread block alone: one of two tiles where there are two.
+template <int kKeyDim, bool kKept>
+void launch_back(const Matrix& m) {
+    (m.walk_tiles > 1 ? launch<kKeyDim, true, kKept, 2> : launch<kKeyDim, true, kKept, 1>)(m);
 }
 
 }  // namespace
 
 void launch_matrix_walks(const Matrix& m) {
-    if (m.key_dim == 64) {
-        launch<64, false, true>(m);
-        launch<64, true, true>(m);
-    } else {
-        launch<128, false, true>(m);
-        launch<128, true, true>(m);
-    }
+    (m.key_dim == 64 ? launch<64, false, true, 1> : launch<128, false, true, 1>)(m);
+    (m.key_dim == 64 ? launch_back<64, true> : launch_back<128, true>)(m);
 }
 
 void launch_matrix_entering_gradients(const Matrix& m) {
-    (m.key_dim == 64 ? launch<64, true, false> : launch<128, true, false>)(m);
+    (m.key_dim == 64 ? launch_back<64, false> : launch_back<128, false>)(m);
 }
 
 }  // namespace fenwick::cuda::backward

@@ -133,7 +133,8 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
         clear_gradients(call);
         launch_plain_outputs(call, layout.tree, layout.plain);
     }
-    launch_leave(layout.tree, stream);
+    // Linear models on the matrix units need no gradient of A (matrix.h).
+    launch_leave(layout.tree, !layout.has_matrix || shape.log_linear(), stream);
 }
 
 void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,

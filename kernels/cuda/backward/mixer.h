@@ -45,9 +45,9 @@ struct MixerGradients {
 /// Of mixer_outputs with the same arguments: d_out [rows, heads * d_v] of the operand type, rows `d_out_stride`
 /// elements apart. What `gradients` held does not count; they are whole after the second call. d_entering (a host list
 /// of device pointers, one packed layer summary for each entering node) and d_block_summaries (as many as
-/// `block_summaries` has to have) are added to, laid out as kernels/backward/summary.h says; of linear matrix models dS
-/// alone: what comes after a block depends on its summary only by the state that leaves it, whose gradient dS is. The
-/// same bits in every run. Throws as mixer_outputs does.
+/// `block_summaries` has to have) are added to, laid out as kernels/backward/summary.h says; of linear matrix models on
+/// the matrix units dS alone: what comes after a block depends on its summary only by the state that leaves it, whose
+/// gradient dS is. The same bits in every run. Throws as mixer_outputs does.
 void mixer_outputs_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
                             std::int64_t first_block, std::span<const EnteringNode> entering,
                             const float* block_summaries, const void* d_out, std::int64_t d_out_stride,
@@ -56,7 +56,7 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
 
 /// Of mixer_block_summaries for a shard's first `blocks` whole blocks: d_summaries [blocks][summary_floats(shape)].
 /// Call it after mixer_outputs_backward with the same arguments, with no blocks too. Of block 0 of a document, and of
-/// linear matrix models, dA is not read.
+/// linear matrix models on the matrix units, dA is not read.
 void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
                                     std::int64_t first_block, const void* d_out, std::int64_t d_out_stride,
                                     std::int64_t blocks, const float* d_summaries, const MixerGradients& gradients,

@@ -1,6 +1,6 @@
 // The gradient of combine for packed layer summaries, of one pair or of all nodes of a bit (tree.cu launches those).
 #include "core/cuda/check.h"
-#include "kernels/cuda/backward/combine.cuh"
+#include "kernels/cuda/backward/combine_matrix.cuh"
 #include "kernels/cuda/backward/summary.h"
 #include "kernels/cuda/operand.h"
 
@@ -11,29 +11,23 @@ using namespace backward;  // NOLINT(google-build-using-namespace): these files 
 
 constexpr int kThreads = 256;
 
-// A thread for each element of a head's (A, S): all but the log decays.
-__global__ void combine_elements(const HeadSizes sizes, const float* left, const float* right, const float* d_out,
-                                 float* d_left, float* d_right, bool transition, unsigned parts) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
-    if (i >= sizes.transition + sizes.state) return;
+__global__ void __launch_bounds__(kProductThreads)
+    combine_matrices(const HeadSizes sizes, const float* left, const float* right, const float* d_out, float* d_left,
+                     float* d_right, bool transition, unsigned of_state, unsigned tiles) {
+    const std::int64_t head = blockIdx.x / tiles * (sizes.transition + sizes.state);
+    combine_matrix_backward(sizes, blockIdx.x % tiles, of_state, left + head, right + head, d_out + head, d_left + head,
+                            d_right + head, transition);
+}
+
+// Where A is a log decay, a thread for each element of S.
+__global__ void combine_states(const HeadSizes sizes, const float* right, const float* d_out, float* d_left,
+                               float* d_right, unsigned parts) {
+    const std::int64_t e = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
+    if (e >= sizes.state) return;
     const std::int64_t head = blockIdx.x / parts * (sizes.transition + sizes.state);
-    const float* a_right = right + head;
-    const float* ds = d_out + head + sizes.transition;
-    if (i >= sizes.transition) {
-        const auto e = static_cast<int>(i - sizes.transition);
-        d_right[head + i] += ds[e];
-        d_left[head + i] += apply_transposed(sizes, a_right, ds, e / sizes.dv, e % sizes.dv, sizes.dv);
-        return;
-    }
-    if (sizes.algebra != TransitionAlgebra::kMatrix) return;
-    const int row = static_cast<int>(i) / sizes.dk;
-    const int column = static_cast<int>(i) % sizes.dk;
-    float sum = outer(ds, left + head + sizes.transition, row, column, sizes.dv);
-    if (transition) {
-        sum += outer(d_out + head, left + head, row, column, sizes.dk);
-        d_left[head + i] += apply_transposed(sizes, a_right, d_out + head, row, column, sizes.dk);
-    }
-    d_right[head + i] += sum;
+    const std::int64_t at = head + sizes.transition + e;
+    d_right[at] += d_out[at];
+    d_left[at] += node_decay(sizes, right + head, static_cast<int>(e) / sizes.dv) * d_out[at];
 }
 
 // A thread block for each log decay.
@@ -51,20 +45,33 @@ __global__ void combine_log_decays(const HeadSizes sizes, const float* left, con
     if (transition && left[head + part] != -INFINITY) d_left[head + part] += d;
 }
 
-__global__ void carry_elements(const HeadSizes sizes, const float* node, const float* state, const float* d_out,
-                               float* d_node, float* d_state, unsigned parts) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
-    if (i >= sizes.transition + sizes.state) return;
-    const std::int64_t head = blockIdx.x / parts;
+__global__ void __launch_bounds__(kProductThreads)
+    carry_matrices(const HeadSizes sizes, const float* node, const float* state, const float* d_out, float* d_node,
+                   float* d_state, unsigned of_state, unsigned tiles) {
+    const std::int64_t head = blockIdx.x / tiles;
+    const unsigned tile = blockIdx.x % tiles;
     const std::int64_t at = head * (sizes.transition + sizes.state);
     const float* d = d_out + head * sizes.state;
-    if (i >= sizes.transition) {
-        const auto e = static_cast<int>(i - sizes.transition);
-        d_state[head * sizes.state + e] += apply_transposed(sizes, node + at, d, e / sizes.dv, e % sizes.dv, sizes.dv);
-    } else if (sizes.algebra == TransitionAlgebra::kMatrix) {
-        d_node[at + i] += outer(d, state + head * sizes.state, static_cast<int>(i) / sizes.dk,
-                                static_cast<int>(i) % sizes.dk, sizes.dv);
+    if (tile < of_state) {
+        ProductTile product(tile, sizes.dk, sizes.dv);
+        product.add<true, false>(node + at, d, sizes.dk);
+        product.add_to(d_state + head * sizes.state);
+    } else {
+        ProductTile product(tile - of_state, sizes.dk, sizes.dk);
+        product.add<false, true>(d, state + head * sizes.state, sizes.dv);
+        product.add_to(d_node + at);
     }
+}
+
+// Where A is a log decay, a thread for each element of the state.
+__global__ void carry_states(const HeadSizes sizes, const float* node, const float* d_out, float* d_state,
+                             unsigned parts) {
+    const std::int64_t e = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
+    if (e >= sizes.state) return;
+    const std::int64_t head = blockIdx.x / parts;
+    const std::int64_t at = head * sizes.state + e;
+    const float* a = node + head * (sizes.transition + sizes.state);
+    d_state[at] += node_decay(sizes, a, static_cast<int>(e) / sizes.dv) * d_out[at];
 }
 
 __global__ void carry_log_decays(const HeadSizes sizes, const float* node, const float* state, const float* d_out,
@@ -79,7 +86,7 @@ __global__ void carry_log_decays(const HeadSizes sizes, const float* node, const
 }
 
 unsigned parts_of(const HeadSizes& sizes) {
-    return static_cast<unsigned>((sizes.transition + sizes.state + kThreads - 1) / kThreads);
+    return static_cast<unsigned>((sizes.state + kThreads - 1) / kThreads);
 }
 
 }  // namespace
@@ -87,12 +94,17 @@ unsigned parts_of(const HeadSizes& sizes) {
 void combine_summaries_backward(const MixerShape& shape, const float* left, const float* right, const float* d_out,
                                 float* d_left, float* d_right, bool transition, cudaStream_t stream) {
     const HeadSizes sizes = head_sizes(shape);
-    const unsigned parts = parts_of(sizes);
     const auto heads = static_cast<unsigned>(sizes.heads);
-    combine_elements<<<parts * heads, kThreads, 0, stream>>>(sizes, left, right, d_out, d_left, d_right, transition,
-                                                             parts);
+    if (sizes.algebra == TransitionAlgebra::kMatrix) {
+        const unsigned tiles = state_tiles(sizes) + transition_tiles(sizes);
+        combine_matrices<<<tiles * heads, kProductThreads, 0, stream>>>(sizes, left, right, d_out, d_left, d_right,
+                                                                        transition, state_tiles(sizes), tiles);
+        FENWICK_CUDA_CHECK(cudaGetLastError());
+        return;
+    }
+    const unsigned parts = parts_of(sizes);
+    combine_states<<<parts * heads, kThreads, 0, stream>>>(sizes, right, d_out, d_left, d_right, parts);
     FENWICK_CUDA_CHECK(cudaGetLastError());
-    if (sizes.algebra == TransitionAlgebra::kMatrix) return;
     combine_log_decays<<<static_cast<unsigned>(sizes.transition) * heads, kThreads, 0, stream>>>(
         sizes, left, right, d_out, d_left, d_right, transition);
     FENWICK_CUDA_CHECK(cudaGetLastError());
@@ -101,11 +113,17 @@ void combine_summaries_backward(const MixerShape& shape, const float* left, cons
 void carry_states_backward(const MixerShape& shape, const float* node, const float* state, const float* d_out,
                            float* d_node, float* d_state, cudaStream_t stream) {
     const HeadSizes sizes = head_sizes(shape);
-    const unsigned parts = parts_of(sizes);
     const auto heads = static_cast<unsigned>(sizes.heads);
-    carry_elements<<<parts * heads, kThreads, 0, stream>>>(sizes, node, state, d_out, d_node, d_state, parts);
+    if (sizes.algebra == TransitionAlgebra::kMatrix) {
+        const unsigned tiles = state_tiles(sizes) + transition_tiles(sizes);
+        carry_matrices<<<tiles * heads, kProductThreads, 0, stream>>>(sizes, node, state, d_out, d_node, d_state,
+                                                                      state_tiles(sizes), tiles);
+        FENWICK_CUDA_CHECK(cudaGetLastError());
+        return;
+    }
+    const unsigned parts = parts_of(sizes);
+    carry_states<<<parts * heads, kThreads, 0, stream>>>(sizes, node, d_out, d_state, parts);
     FENWICK_CUDA_CHECK(cudaGetLastError());
-    if (sizes.algebra == TransitionAlgebra::kMatrix) return;
     carry_log_decays<<<static_cast<unsigned>(sizes.transition) * heads, kThreads, 0, stream>>>(sizes, node, state,
                                                                                                d_out, d_node);
     FENWICK_CUDA_CHECK(cudaGetLastError());

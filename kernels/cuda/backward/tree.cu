@@ -4,7 +4,7 @@
 #include "core/cuda/check.h"
 #include "core/errors.h"
 #include "core/fenwick.h"
-#include "kernels/cuda/backward/combine.cuh"
+#include "kernels/cuda/backward/combine_matrix.cuh"
 #include "kernels/cuda/backward/summary.h"
 #include "kernels/cuda/backward/tree.h"
 #include "kernels/cuda/operand.h"
@@ -72,43 +72,79 @@ __device__ Step step_of(const Level& level, unsigned number, int head) {
     return s;
 }
 
-__global__ void enter_kernel(const __grid_constant__ Level level, unsigned parts) {
+// Where A is a log decay: a thread for each element of a state.
+__global__ void enter_states(const __grid_constant__ Level level, unsigned parts) {
     const std::int64_t e = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
     if (e >= level.sizes.state) return;
     const Step s = step_of(level, blockIdx.y, static_cast<int>(blockIdx.x / parts));
-    const int row = static_cast<int>(e) / level.sizes.dv;
-    const int column = static_cast<int>(e) % level.sizes.dv;
+    const float decay = node_decay(level.sizes, s.a, static_cast<int>(e) / level.sizes.dv);
     const float own = s.a[level.sizes.transition + e];
     for (int slot = 0; slot < s.slots; ++slot) {
-        const float carried = apply(level.sizes, s.a, s.parent_state + slot * s.slot, row, column, level.sizes.dv);
+        const float carried = decay * s.parent_state[slot * s.slot + e];
         s.state[slot * s.slot + e] = level.linear ? own + carried : carried;
     }
     if (!level.linear || s.slots == 0) s.state[s.slots * s.slot + e] = own;
 }
 
-// A thread for each element of (A, S) of the node.
-__global__ void leave_kernel(const __grid_constant__ Level level, unsigned parts) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
-    const HeadSizes& sizes = level.sizes;
-    if (i >= sizes.transition + sizes.state) return;
+__global__ void leave_states(const __grid_constant__ Level level, unsigned parts) {
+    const std::int64_t e = static_cast<std::int64_t>(blockIdx.x % parts) * kThreads + threadIdx.x;
+    if (e >= level.sizes.state) return;
     const Step s = step_of(level, blockIdx.y, static_cast<int>(blockIdx.x / parts));
-    if (i >= sizes.transition) {
-        const std::int64_t e = i - sizes.transition;
-        const int row = static_cast<int>(e) / sizes.dv;
-        const int column = static_cast<int>(e) % sizes.dv;
-        s.gradient[i] += s.d_state[(level.linear ? 0 : s.slots) * s.slot + e];
-        for (int slot = 0; slot < s.slots; ++slot) {
-            s.d_parent[slot * s.slot + e] +=
-                apply_transposed(sizes, s.a, s.d_state + slot * s.slot, row, column, sizes.dv);
-        }
-    } else if (sizes.algebra == TransitionAlgebra::kMatrix && s.slots > 0) {
-        float sum = 0.0F;
-        for (int slot = 0; slot < s.slots; ++slot) {
-            sum += outer(s.d_state + slot * s.slot, s.parent_state + slot * s.slot, static_cast<int>(i) / sizes.dk,
-                         static_cast<int>(i) % sizes.dk, sizes.dv);
-        }
-        s.gradient[i] += sum;
+    const float decay = node_decay(level.sizes, s.a, static_cast<int>(e) / level.sizes.dv);
+    s.gradient[level.sizes.transition + e] += s.d_state[(level.linear ? 0 : s.slots) * s.slot + e];
+    for (int slot = 0; slot < s.slots; ++slot) s.d_parent[slot * s.slot + e] += decay * s.d_state[slot * s.slot + e];
+}
+
+// Matrix transitions: a thread block for a tile of a state.
+__global__ void __launch_bounds__(kProductThreads) enter_matrices(const __grid_constant__ Level level, unsigned tiles) {
+    const Step s = step_of(level, blockIdx.y, static_cast<int>(blockIdx.x / tiles));
+    const HeadSizes& sizes = level.sizes;
+    ProductTile product(blockIdx.x % tiles, sizes.dk, sizes.dv);
+    const float* own = s.a + sizes.transition;
+    for (int slot = 0; slot < s.slots; ++slot) {
+        product.clear();
+        product.add<false, false>(s.a, s.parent_state + slot * s.slot, sizes.dk);
+        product.store(s.state + slot * s.slot, [&](int i, float sum) { return level.linear ? own[i] + sum : sum; });
     }
+    if (level.linear && s.slots > 0) return;
+    product.store(s.state + s.slots * s.slot, [&](int i, float) { return own[i]; });
+}
+
+// A thread block for a tile of S, or of A after those.
+__global__ void __launch_bounds__(kProductThreads)
+    leave_matrices(const __grid_constant__ Level level, unsigned of_state, unsigned tiles) {
+    const Step s = step_of(level, blockIdx.y, static_cast<int>(blockIdx.x / tiles));
+    const HeadSizes& sizes = level.sizes;
+    const unsigned tile = blockIdx.x % tiles;
+    if (tile < of_state) {
+        ProductTile product(tile, sizes.dk, sizes.dv);
+        const float* own = s.d_state + (level.linear ? 0 : s.slots) * s.slot;
+        product.add_copy(own, s.gradient + sizes.transition);
+        for (int slot = 0; slot < s.slots; ++slot) {
+            product.clear();
+            product.add<true, false>(s.a, s.d_state + slot * s.slot, sizes.dk);
+            product.add_to(s.d_parent + slot * s.slot);
+        }
+    } else if (s.slots > 0) {
+        ProductTile product(tile - of_state, sizes.dk, sizes.dk);
+        for (int slot = 0; slot < s.slots; ++slot) {
+            product.add<false, true>(s.d_state + slot * s.slot, s.parent_state + slot * s.slot, sizes.dv);
+        }
+        product.add_to(s.gradient);
+    }
+}
+
+// The gradients of all nodes of a bit go to their children: no two have one in common.
+__global__ void __launch_bounds__(kProductThreads)
+    split_matrices(const __grid_constant__ Level level, unsigned of_state, unsigned tiles) {
+    const std::int64_t index = (level.first_block >> level.bit) + blockIdx.y;
+    const std::int64_t head = blockIdx.x / tiles * (level.sizes.transition + level.sizes.state);
+    const int child = level.bit - 1;
+    // Of a node that starts the document nobody reads A.
+    combine_matrix_backward(
+        level.sizes, blockIdx.x % tiles, of_state, level.nodes.find(child, 2 * index) + head,
+        level.nodes.find(child, 2 * index + 1) + head, level.gradients.find(level.bit, index) + head,
+        level.gradients.find(child, 2 * index) + head, level.gradients.find(child, 2 * index + 1) + head, index != 0);
 }
 
 // A thread block for each log decay of the node.
@@ -231,14 +267,20 @@ void launch_enter(const Tree& tree, cudaStream_t stream) {
     }
     for (int bit = top_bit(tree); bit >= 0; --bit) {
         for_level(tree, bit, [&](const Level& level) {
+            const auto heads = static_cast<unsigned>(level.sizes.heads);
+            const auto count = static_cast<unsigned>(level.count);
+            if (level.sizes.algebra == TransitionAlgebra::kMatrix) {
+                const unsigned tiles = state_tiles(level.sizes);
+                enter_matrices<<<dim3(tiles * heads, count), kProductThreads, 0, stream>>>(level, tiles);
+                return;
+            }
             const auto parts = static_cast<unsigned>((level.sizes.state + kThreads - 1) / kThreads);
-            const dim3 grid(parts * static_cast<unsigned>(level.sizes.heads), static_cast<unsigned>(level.count));
-            enter_kernel<<<grid, kThreads, 0, stream>>>(level, parts);
+            enter_states<<<dim3(parts * heads, count), kThreads, 0, stream>>>(level, parts);
         });
     }
 }
 
-void launch_leave(const Tree& tree, cudaStream_t stream) {
+void launch_leave(const Tree& tree, bool transitions, cudaStream_t stream) {
     // The positions before the shard get from its blocks alone.
     if (tree.entering > 0) {
         FENWICK_CUDA_CHECK(
@@ -251,17 +293,32 @@ void launch_leave(const Tree& tree, cudaStream_t stream) {
     }
     for (int bit = 0; bit <= top_bit(tree); ++bit) {
         for_level(tree, bit, [&](const Level& level) {
-            const std::int64_t elements = level.sizes.transition + level.sizes.state;
-            const auto parts = static_cast<unsigned>((elements + kThreads - 1) / kThreads);
             const auto heads = static_cast<unsigned>(level.sizes.heads);
             const auto count = static_cast<unsigned>(level.count);
-            leave_kernel<<<dim3(parts * heads, count), kThreads, 0, stream>>>(level, parts);
-            if (level.sizes.algebra == TransitionAlgebra::kMatrix) return;
+            if (level.sizes.algebra == TransitionAlgebra::kMatrix) {
+                const unsigned of_state = state_tiles(level.sizes);
+                const unsigned tiles = of_state + (transitions ? transition_tiles(level.sizes) : 0);
+                leave_matrices<<<dim3(tiles * heads, count), kProductThreads, 0, stream>>>(level, of_state, tiles);
+                return;
+            }
+            const auto parts = static_cast<unsigned>((level.sizes.state + kThreads - 1) / kThreads);
+            leave_states<<<dim3(parts * heads, count), kThreads, 0, stream>>>(level, parts);
             leave_log_decays<<<dim3(static_cast<unsigned>(level.sizes.transition) * heads, count), kThreads, 0,
                                stream>>>(level);
         });
     }
     for (int bit = top_bit(tree); bit >= 1; --bit) {
+        if (tree.shape.algebra == TransitionAlgebra::kMatrix) {
+            const Level level = level_of(tree, bit);
+            const unsigned of_state = state_tiles(level.sizes);
+            const unsigned tiles = of_state + (transitions ? transition_tiles(level.sizes) : 0);
+            const auto nodes = static_cast<unsigned>(formed_nodes(tree, bit));  // fewer than the positions above
+            if (nodes == 0) continue;
+            split_matrices<<<dim3(tiles * static_cast<unsigned>(level.sizes.heads), nodes), kProductThreads, 0,
+                             stream>>>(level, of_state, tiles);
+            FENWICK_CUDA_CHECK(cudaGetLastError());
+            continue;
+        }
         for (std::int64_t i = tree.first_block >> bit; i < last_block(tree) >> bit; ++i) {
             // Of a node that starts the document nobody reads A.
             combine_summaries_backward(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Slurm of four make-believe nodes on this host, without systemd, for slurm.py. Needs root and the packages slurm-wlm and
+# A Slurm of four make-believe nodes on this host, without systemd, for slurm_cluster.py. Needs root and the packages slurm-wlm and
 # munge. usage: slurm_up.sh DIR [NODES=4]   prints the configuration's path; slurm_down.sh DIR ends it.
 set -euo pipefail
 dir=$(readlink -m "$1")

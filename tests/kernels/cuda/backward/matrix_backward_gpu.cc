@@ -58,6 +58,12 @@ TEST_CASE("matrix mixer gradients on the GPU agree over blocks and shards") {
     }
 }
 
+TEST_CASE("matrix mixer gradients on the GPU agree over blocks whose states take several tiles") {
+    for (const std::int64_t levels : {0, 15}) {
+        check(test::bf16_long_case(shape_of(2, 1, 128, 72, levels), kBlockTokens + 70, 8), {0, 1});
+    }
+}
+
 TEST_CASE("matrix mixer gradients on the GPU stay right for hard decays and for beta at its ends") {
     for (const std::int64_t levels : {0, 15}) {
         for (const float decay : {0.0F, -20.0F, -320.0F, -test::kInfinity}) {

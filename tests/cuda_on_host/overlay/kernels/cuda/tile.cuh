@@ -25,15 +25,21 @@ inline unsigned char* shared_pointer(std::uint32_t at, std::size_t bytes) {
     }
     return cuda_on_host::dynamic_shared() + (at - kHostShared);
 }
+template <int kBytes>
+void copy_async_few(std::uint32_t to, const void* from, bool valid) {
+    unsigned char* place = shared_pointer(to, kBytes);
+    if (!valid) {
+        std::memset(place, 0, kBytes);
+        return;
+    }
+    if (reinterpret_cast<std::uintptr_t>(from) % kBytes != 0) {
+        std::fprintf(stderr, "cp.async: address\n");
+        std::abort();
+    }
+    std::memcpy(place, from, kBytes);
+}
 inline void copy_async_16(std::uint32_t to, const void* from, bool valid) {
-    if (valid) {
-        if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
-            std::fprintf(stderr, "cp.async: address\n");
-            std::abort();
-        }
-        std::memcpy(shared_pointer(to, 16), from, 16);
-    } else
-        std::memset(shared_pointer(to, 16), 0, 16);
+    copy_async_few<16>(to, from, valid);
 }
 inline void copy_async_commit() {}
 template <int kPending>
