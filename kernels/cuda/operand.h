@@ -30,7 +30,7 @@ __device__ inline T from_float(float x) {
     }
 }
 
-/// kCount neighbouring values, moved in one access when kCount is 4 (the address is then a multiple of 4 values).
+/// kCount neighbouring values, moved in one access: the address is a multiple of kCount values.
 template <int kCount>
 struct Values {
     float at[kCount];
@@ -46,6 +46,20 @@ __device__ inline Values<4> load_four(const __nv_bfloat16* from) {
     const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw.y));
     return {{low.x, low.y, high.x, high.y}};
 }
+__device__ inline Values<2> load_two(const float* from) {
+    const float2 raw = *reinterpret_cast<const float2*>(from);
+    return {{raw.x, raw.y}};
+}
+__device__ inline Values<2> load_two(const __nv_bfloat16* from) {
+    const float2 raw = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
+    return {{raw.x, raw.y}};
+}
+__device__ inline void store_two(float* to, const Values<2>& values) {
+    *reinterpret_cast<float2*>(to) = make_float2(values.at[0], values.at[1]);
+}
+__device__ inline void store_two(__nv_bfloat16* to, const Values<2>& values) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(values.at[0], values.at[1]);
+}
 __device__ inline void store_four(float* to, const Values<4>& values) {
     *reinterpret_cast<float4*>(to) = make_float4(values.at[0], values.at[1], values.at[2], values.at[3]);
 }
@@ -58,9 +72,11 @@ __device__ inline void store_four(__nv_bfloat16* to, const Values<4>& values) {
 
 template <int kCount, class T>
 __device__ inline Values<kCount> load_values(const T* from) {
-    static_assert(kCount == 1 || kCount == 4);
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4);
     if constexpr (kCount == 4) {
         return load_four(from);
+    } else if constexpr (kCount == 2) {
+        return load_two(from);
     } else {
         return {{to_float(*from)}};
     }
@@ -70,6 +86,8 @@ template <int kCount, class T>
 __device__ inline void store_values(T* to, const Values<kCount>& values) {
     if constexpr (kCount == 4) {
         store_four(to, values);
+    } else if constexpr (kCount == 2) {
+        store_two(to, values);
     } else {
         *to = from_float<T>(values.at[0]);
     }

@@ -65,7 +65,7 @@ struct ChannelWalk {
             for (int w = 0; w < kWidth; ++w) {
                 if (kWidth - 1 - w <= back) sum = fmaf(weight[w][i], x[w].at[i], sum);
             }
-            const float slope = call.convolution.silu ? silu_point(sum).slope : 1.0F;
+            const float slope = call.convolution.silu ? silu_slope_for<T>(sum) : 1.0F;
             const float own = there ? dy.at[i] * slope : 0.0F;
             d[kWidth - 1].at[i] = own;
             if (!counted) continue;
@@ -133,7 +133,7 @@ struct ChannelWalk {
 /// partial [slices][channels][kWidth + 1]: sums of a slice's terms for the taps, then the bias. A row of threads has
 /// neighbouring rows of the slice.
 template <class T, int kWidth, int kCount>
-__global__ void __launch_bounds__(kSumColumns* kSumRows)
+__global__ void __launch_bounds__(kSumColumns* kSumRows, kWidth <= 4 ? 2 : 1)
     convolution_kernel(const __grid_constant__ ConvolutionBackward call, std::int64_t slice_rows, float2* partial) {
     __shared__ float2 scratch[kSumRows][kSumColumns];
     const std::int64_t channels = call.convolution.channels;
@@ -203,10 +203,11 @@ void causal_convolution_backward(Operand operand, const ConvolutionBackward& cal
     }
     with_operand(operand, [&](auto tag) {
         using T = typename decltype(tag)::Type;
+        // Two channels a thread leave room for twice the warps that four would.
         const bool wide = c.channels % 4 == 0 && fours(call.x, call.x_stride, sizeof(T)) &&
                           fours(call.halo, c.channels, sizeof(T)) && fours(call.dy, call.dy_stride, sizeof(float)) &&
                           fours(call.dx, call.dx_stride, sizeof(T)) && fours(call.d_halo, c.channels, sizeof(float));
-        (wide ? run_of<T, 4>(c.width) : run_of<T, 1>(c.width))(call, workspace, stream);
+        (wide ? run_of<T, 2>(c.width) : run_of<T, 1>(c.width))(call, workspace, stream);
     });
 }
 

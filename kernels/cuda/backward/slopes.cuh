@@ -23,4 +23,15 @@ __device__ inline SiluPoint silu_point(float x) {
     return {x * sigmoid, fmaf(x, z * inverse * inverse, sigmoid)};
 }
 
+/// silu's derivative for gradients that are rounded to T: beside bf16's 2^-9 the fast functions' few ulp do not count.
+template <class T>
+__device__ inline float silu_slope_for(float x) {
+    if constexpr (sizeof(T) == 2) {
+        const float sigmoid = __fdividef(1.0F, 1.0F + __expf(-x));
+        return fmaf(x, sigmoid * (1.0F - sigmoid), sigmoid);
+    } else {
+        return silu_point(x).slope;
+    }
+}
+
 }  // namespace fenwick::cuda
