@@ -179,7 +179,7 @@ def trial_limit(runs):
 
 
 def trial_lost(runs):
-    """Slurm starts a second copy while the first still runs, and keeps the second from its checkpoints."""
+    """Slurm takes the job back from a node that it lost, whose ranks still run, and starts it anew."""
     job = runs.submit("lost", runs.long_steps)
     runs.wait_saved("lost")
     kill_slurmd(runs.slurm, "n1")
