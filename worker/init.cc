@@ -37,11 +37,10 @@ public:
     void constant(const std::string& name, std::vector<std::int64_t> shape, double value) {
         add(name, std::move(shape), [&](std::int64_t) { return value; });
     }
-    // A_log = ln a with a from 1 to 16; dt_bias = the inverse softplus of dt, log-uniform from 0.001 to 0.1: the
-    // published initialisation of Mamba-2 and Gated DeltaNet.
+    // A_log = ln a, a uniform; dt_bias = the inverse softplus of dt, log-uniform.
     void decay(const std::string& prefix, std::int64_t heads) {
-        std::uniform_real_distribution<double> a(1.0, 16.0);
-        std::uniform_real_distribution<double> log_dt(std::log(1e-3), std::log(1e-1));
+        std::uniform_real_distribution<double> a(o_.a_range.first, o_.a_range.second);
+        std::uniform_real_distribution<double> log_dt(std::log(o_.dt_range.first), std::log(o_.dt_range.second));
         add(prefix + "A_log", {heads}, [&](std::int64_t) { return std::log(a(random_)); });
         add(prefix + "dt_bias", {heads}, [&](std::int64_t) {
             const double dt = std::exp(log_dt(random_));
@@ -170,7 +169,12 @@ nlohmann::json gated_deltanet_weights(const RandomModelOptions& o, RandomModel& 
             {"norm_eps", 1e-6}};
 }
 
-void check_sizes(const RandomModelOptions& o) {
+void check_range(const char* name, std::pair<double, double> range) {
+    if (range.first > 0 && range.first <= range.second && std::isfinite(range.second)) return;
+    throw UsageError(std::string(name) + ": expected two numbers, 0 < low <= high");
+}
+
+void check(const RandomModelOptions& o) {
     const std::pair<const char*, std::int64_t> sizes[] = {
         {"hidden", o.hidden_size}, {"layers", o.layers},    {"heads", o.heads},  {"head-dim", o.head_dim},
         {"state", o.state_size},   {"vocab", o.vocab_size}, {"levels", o.levels}};
@@ -180,13 +184,18 @@ void check_sizes(const RandomModelOptions& o) {
                              std::to_string(value));
         }
     }
+    check_range("--dt-range", o.dt_range);
+    check_range("--a-range", o.a_range);
+    if (!(o.initializer_range > 0) || !std::isfinite(o.initializer_range)) {
+        throw UsageError("--deviation: expected a number above 0");
+    }
 }
 
 }  // namespace
 
 void write_random_model(const RandomModelOptions& options) {
     const Family& family = find_family(options.family, "--family");
-    check_sizes(options);
+    check(options);
     std::error_code error;
     std::filesystem::create_directories(options.output, error);
     if (error) throw UnavailableError(options.output.string() + ": cannot create the folder: " + error.message());

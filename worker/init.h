@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 
 namespace fenwick {
 
@@ -19,12 +20,17 @@ struct RandomModelOptions {
     std::int64_t vocab_size = 256;
     std::int64_t levels = 15;         ///< log-linear families: levels that lambda has
     double initializer_range = 0.02;  ///< deviation of the weights
+    // Steps dt are drawn log-uniformly, decay rates a uniformly; a head decays by exp(-a dt) a token where its
+    // projection is 0. These are the published ranges: with few heads all of them may start with steps so small that
+    // the state hardly counts beside the skip, or forget within some tokens.
+    std::pair<double, double> dt_range = {1e-3, 1e-1};
+    std::pair<double, double> a_range = {1.0, 16.0};
     std::uint64_t seed = 0;
 };
 
 /// Writes config.json and model.safetensors (fp32) into `output`, which is created; the same options make the same
-/// bytes. Throws ConfigError for an unknown family, UsageError for sizes that make no model or a folder that already
-/// holds one, UnavailableError when the disk fails.
+/// bytes. Throws ConfigError for an unknown family, UsageError for sizes or ranges that make no model or a folder that
+/// already holds one, UnavailableError when the disk fails.
 void write_random_model(const RandomModelOptions& options);
 
 }  // namespace fenwick

@@ -47,6 +47,13 @@ void add_init_command(CLI::App& app, Command& chosen) {
     verb->add_option("--vocab", options->vocab_size, "Vocabulary; 256 for bytes")->capture_default_str();
     verb->add_option("--levels", options->levels, "Levels with weights of their own (2^(levels - 1) tokens)")
         ->capture_default_str();
+    verb->add_option("--deviation", options->initializer_range,
+                     "Deviation of the weights; 0.02 is small for narrow models")
+        ->capture_default_str();
+    verb->add_option("--dt-range", options->dt_range, "Steps that the heads start with: lowest and highest dt")
+        ->capture_default_str();
+    verb->add_option("--a-range", options->a_range, "Decay rates that the heads start with: lowest and highest a")
+        ->capture_default_str();
     verb->add_option("--seed", options->seed, "Seed of the random weights")->capture_default_str();
     verb->add_flag("--json", chosen.json, "Print one JSON object");
     verb->footer("Example:\n  fenwick init --family log_linear_mamba2 --output model --hidden 64 --layers 2");

@@ -62,11 +62,12 @@ def tokenize(options, output, *inputs, vocab=None):
 
 
 def init(options, folder, family, **sizes):
-    """A random model of one of FAMILIES."""
+    """A random model of one of FAMILIES; `sizes` are options of `fenwick init`, a tuple's numbers one behind the other."""
     if folder.exists():
         return folder
     model_type, more = FAMILIES[family]
-    arguments = [part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", value)]
+    arguments = [part for name, value in sizes.items()
+                 for part in (f"--{name.replace('_', '-')}", *(value if isinstance(value, tuple) else (value,)))]
     run(options, "init", "--family", model_type, "--output", folder, "--seed", options.seed, *arguments, *more)
     return folder
 
@@ -82,7 +83,8 @@ def toml(value):
 def train(options, folder, model, settings):
     """Trains `model` as `settings` (section -> key -> value) say; returns the rows of metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
-    sections = {"model": {"folder": model, "device": options.device, "dtype": options.dtype}, **settings,
+    sections = {**settings,
+                "model": {"folder": model, "device": options.device, "dtype": options.dtype, **settings.get("model", {})},
                 "checkpoint": {"folder": folder / "checkpoints", "keep": 1, **settings.get("checkpoint", {})},
                 "log": {"folder": folder / "log", **settings.get("log", {})}}
     lines = [f"[{section}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in keys.items())

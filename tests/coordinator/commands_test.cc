@@ -1,10 +1,15 @@
 // The verbs that compute nothing.
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "core/safetensors.h"
 #include "tests/coordinator/support.h"
 
+using namespace fenwick;
 using namespace fenwick::testing;
 namespace fs = std::filesystem;
 
@@ -80,4 +85,38 @@ TEST_CASE("init refuses what makes no model") {
     CHECK(sizes.code == 2);
     const fs::path model = small_model(folder);
     CHECK(run_program({"init", "--family", "log_linear_mamba2", "--output", model.string()}).code == 2);
+}
+
+TEST_CASE("init draws steps, decay rates and weights from what it is asked for") {
+    const TemporaryFolder folder;
+    const fs::path model = folder / "m";
+    const auto init = [&](const std::string& option, const std::string& low, const std::string& high) {
+        return run_program({"init", "--family", "log_linear_mamba2", "--output", model.string(), "--hidden", "64",
+                            "--deviation", "0.5", option, low, high});
+    };
+    CHECK(init("--dt-range", "0.5", "0.1").code == 2);
+    CHECK(init("--a-range", "0", "1").code == 2);
+    REQUIRE(init("--dt-range", "1", "2").code == 0);
+
+    const SafetensorsFile file = SafetensorsFile::open(model / "model.safetensors");
+    const auto values = [&](const std::string& name) {
+        const TensorInfo* tensor = file.find("backbone." + name);
+        REQUIRE(tensor != nullptr);
+        std::vector<float> all(static_cast<std::size_t>(tensor->bytes) / sizeof(float));
+        std::memcpy(all.data(), tensor->data, all.size() * sizeof(float));
+        return all;
+    };
+    for (const float bias : values("layers.0.mixer.dt_bias")) {
+        const double dt = std::log1p(std::exp(static_cast<double>(bias)));
+        CHECK(dt > 1 - 1e-5);
+        CHECK(dt < 2 + 1e-5);
+    }
+    for (const float a_log : values("layers.0.mixer.A_log")) {
+        CHECK(a_log >= 0.0F);
+        CHECK(a_log <= std::log(16.0F));
+    }
+    double squares = 0;
+    const std::vector<float> embeddings = values("embeddings.weight");
+    for (const float weight : embeddings) squares += static_cast<double>(weight) * static_cast<double>(weight);
+    CHECK(std::sqrt(squares / static_cast<double>(embeddings.size())) == Approx(0.5).epsilon(0.05));
 }
