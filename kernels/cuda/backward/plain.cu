@@ -153,9 +153,10 @@ Params<T> params_of(const Call& call, const PlainWorkspace& workspace) {
 }
 
 // body(params, blocks): the blocks of the shard, as many at a time as the workspace takes; their d_q and d_k are
-// zero before it and go to the key heads after it.
+// zero before it and go to the key heads after it. (In the summaries' step d_q is scratch.)
 template <class T, class Body>
-void in_batches(const Call& call, const PlainWorkspace& workspace, std::int64_t blocks, const Body& body) {
+void in_batches(const Call& call, const PlainWorkspace& workspace, std::int64_t blocks, bool summaries,
+                const Body& body) {
     Params<T> p = params_of<T>(call, workspace);
     for (std::int64_t b = 0; b < blocks; b += workspace.blocks_at_once) {
         const std::int64_t count = std::min(workspace.blocks_at_once, blocks - b);
@@ -168,7 +169,7 @@ void in_batches(const Call& call, const PlainWorkspace& workspace, std::int64_t 
         FENWICK_CUDA_CHECK(cudaGetLastError());
         const std::int64_t rows = std::min(count * kBlockTokens, call.inputs.rows - b * kBlockTokens);
         const HeadShares shares{call.shape, kBlockTokens, rows};
-        if (call.d_out != nullptr) {
+        if (!summaries) {
             launch_sum_heads(shares, workspace.d_q, call.gradients.q + b * kBlockTokens * call.gradients.q_stride,
                              call.gradients.q_stride, call.stream);
         }
@@ -219,7 +220,7 @@ PlainWorkspace make_plain_workspace(const MixerShape& shape, std::int64_t rows, 
 void launch_plain_outputs(const Call& call, const Tree& tree, const PlainWorkspace& workspace) {
     with_operand(call.operand, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        in_batches<T>(call, workspace, tree.blocks, [&](Params<T>& p, std::int64_t blocks) {
+        in_batches<T>(call, workspace, tree.blocks, false, [&](Params<T>& p, std::int64_t blocks) {
             p.states = tree.states + tree.place(0);
             p.d_states = tree.d_states + tree.place(0);
             p.slots = tree.slots;
@@ -238,7 +239,7 @@ void launch_plain_summaries(const Call& call, std::int64_t blocks, const float* 
                             const PlainWorkspace& workspace) {
     with_operand(call.operand, [&](auto tag) {
         using T = typename decltype(tag)::Type;
-        in_batches<T>(call, workspace, blocks, [&](Params<T>& p, std::int64_t count) {
+        in_batches<T>(call, workspace, blocks, true, [&](Params<T>& p, std::int64_t count) {
             p.d_summaries = d_summaries;
             with_rows(call.shape.key_dim, [&](auto rows) {
                 launch_walks<T, rows.value>(summaries_kernel<T, rows.value>, p, count, call.stream);
