@@ -1,5 +1,6 @@
 #include "worker/init.h"
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <functional>
@@ -29,6 +30,16 @@ public:
     void normal(const std::string& name, std::vector<std::int64_t> shape, double deviation) {
         std::normal_distribution<double> draw(0.0, deviation);
         add(name, std::move(shape), [&](std::int64_t) { return draw(random_); });
+    }
+    // As normal; rows from `first_level` on are a projection to lambda, whose deviation stays small: a log-linear model
+    // starts near its linear form, and the levels part where that helps.
+    void with_levels(const std::string& name, std::vector<std::int64_t> shape, std::int64_t first_level) {
+        constexpr double kMost = 0.02;
+        const double share = std::min(1.0, kMost / o_.initializer_range);
+        const std::int64_t columns = shape.at(1);
+        std::normal_distribution<double> draw(0.0, o_.initializer_range);
+        add(name, std::move(shape),
+            [&](std::int64_t i) { return draw(random_) * (i / columns >= first_level ? share : 1.0); });
     }
     void uniform(const std::string& name, std::vector<std::int64_t> shape, double bound) {
         std::uniform_real_distribution<double> draw(-bound, bound);
@@ -99,7 +110,8 @@ nlohmann::json mamba2_weights(const RandomModelOptions& o, RandomModel& model, b
         const std::string layer = "backbone.layers." + std::to_string(i) + ".";
         const std::string mixer = layer + "mixer.";
         model.constant(layer + (log_linear ? "mixer_norm.weight" : "norm.weight"), {o.hidden_size}, 1.0);
-        model.normal(mixer + "in_proj.weight", {inner + conv + o.heads * (1 + levels), o.hidden_size});
+        const std::int64_t rows = inner + conv + o.heads;
+        model.with_levels(mixer + "in_proj.weight", {rows + o.heads * levels, o.hidden_size}, rows);
         model.convolution(mixer + "conv1d", conv);
         model.constant(mixer + "conv1d.bias", {conv}, 0.0);
         model.decay(mixer, o.heads);
@@ -150,7 +162,7 @@ nlohmann::json gated_deltanet_weights(const RandomModelOptions& o, RandomModel& 
         model.constant(attn + "o_norm.weight", {kExpandV * o.head_dim}, 1.0);
         model.normal(attn + "o_proj.weight", {o.hidden_size, values}, model.out_deviation());
         if (log_linear) {
-            model.normal(attn + "l_proj.weight", {o.heads * o.levels, o.hidden_size});
+            model.with_levels(attn + "l_proj.weight", {o.heads * o.levels, o.hidden_size}, 0);
             model.constant(attn + "L", {o.heads, o.levels}, 1.0);
         }
         model.constant(layer + "mlp_norm.weight", {o.hidden_size}, 1.0);

@@ -19,7 +19,7 @@ struct RandomModelOptions {
     std::int64_t state_size = 64;  ///< Mamba-2: d_k; Gated DeltaNet does not use it
     std::int64_t vocab_size = 256;
     std::int64_t levels = 15;         ///< log-linear families: levels that lambda has
-    double initializer_range = 0.02;  ///< deviation of the weights
+    double initializer_range = 0.02;  ///< deviation of the weights; of lambda's projections at most 0.02
     // Steps dt are drawn log-uniformly, decay rates a uniformly; a head decays by exp(-a dt) a token where its
     // projection is 0. These are the published ranges: with few heads all of them may start with steps so small that
     // the state hardly counts beside the skip, or forget within some tokens.
