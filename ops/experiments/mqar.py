@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--head-dim", type=int, default=16)
     parser.add_argument("--state", type=int, default=16, help="state size of a Mamba-2 head")
     parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens of a step")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--sequences", type=int, default=100_000, help="of the training data")
     parser.add_argument("--validation", type=int, default=500, help="sequences of the last size that are not trained on")
     parser.add_argument("--families", nargs="+", default=list(lab.FAMILIES), choices=list(lab.FAMILIES))
@@ -117,6 +117,7 @@ def main():
     runs = [(family, width, rate) for family in options.families for width in options.widths for rate in options.rates]
     for family, width, _ in runs:
         model_of(options, family, width)
+    runs.sort(key=lambda run: -run[1])  # the widest take the longest and so come first
     accuracies = dict(zip(runs, lab.at_a_time(options, lambda run: accuracy_of(options, *run, files), runs)))
     found = {}
     for family in options.families:
