@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--state", type=int, default=64, help="state size of a Mamba-2 head")
     parser.add_argument("--batch", type=int, default=2, help="documents of a step")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rate", type=float, default=2e-3, help="learning rate")
     parser.add_argument("--families", nargs="+", default=list(lab.FAMILIES), choices=list(lab.FAMILIES))
     options = parser.parse_args()
