@@ -119,7 +119,7 @@ nlohmann::json mamba2_weights(const RandomModelOptions& o, RandomModel& model, b
         model.constant(mixer + "norm.weight", {inner}, 1.0);
         model.normal(mixer + "out_proj.weight", {o.hidden_size, inner}, model.out_deviation());
         if (!log_linear) continue;
-        model.constant(mixer + "L", {o.heads, levels}, 1.0);
+        model.constant(mixer + "L", {o.heads, levels}, o.level_scale);
         model.constant(layer + "mlp_norm.weight", {o.hidden_size}, 1.0);
         model.mlp(layer + "mlp.");
     }
@@ -163,7 +163,7 @@ nlohmann::json gated_deltanet_weights(const RandomModelOptions& o, RandomModel& 
         model.normal(attn + "o_proj.weight", {o.hidden_size, values}, model.out_deviation());
         if (log_linear) {
             model.with_levels(attn + "l_proj.weight", {o.heads * o.levels, o.hidden_size}, 0);
-            model.constant(attn + "L", {o.heads, o.levels}, 1.0);
+            model.constant(attn + "L", {o.heads, o.levels}, o.level_scale);
         }
         model.constant(layer + "mlp_norm.weight", {o.hidden_size}, 1.0);
         model.mlp(layer + "mlp.");
@@ -200,6 +200,9 @@ void check(const RandomModelOptions& o) {
     check_range("--a-range", o.a_range);
     if (!(o.initializer_range > 0) || !std::isfinite(o.initializer_range)) {
         throw UsageError("--deviation: expected a number above 0");
+    }
+    if (!(o.level_scale >= 0) || !std::isfinite(o.level_scale)) {
+        throw UsageError("--level-scale: expected a number, 0 or above");
     }
 }
 

@@ -18,7 +18,10 @@ struct RandomModelOptions {
     std::int64_t head_dim = 32;    ///< Mamba-2: d_v; Gated DeltaNet: d_k (d_v is twice that)
     std::int64_t state_size = 64;  ///< Mamba-2: d_k; Gated DeltaNet does not use it
     std::int64_t vocab_size = 256;
-    std::int64_t levels = 15;         ///< log-linear families: levels that lambda has
+    std::int64_t levels = 15;  ///< log-linear families: levels that lambda has
+    /// What L starts with: lambda = softplus(L dl). The published start is 1; a smaller one leaves lambda nearly the
+    /// same at all levels for longer, the linear form, from which small models learn sooner.
+    double level_scale = 1.0;
     double initializer_range = 0.02;  ///< deviation of the weights; of lambda's projections at most 0.02
     // Steps dt are drawn log-uniformly, decay rates a uniformly; a head decays by exp(-a dt) a token where its
     // projection is 0. These are the published ranges: with few heads all of them may start with steps so small that

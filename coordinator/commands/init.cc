@@ -47,8 +47,12 @@ void add_init_command(CLI::App& app, Command& chosen) {
     verb->add_option("--vocab", options->vocab_size, "Vocabulary; 256 for bytes")->capture_default_str();
     verb->add_option("--levels", options->levels, "Levels with weights of their own (2^(levels - 1) tokens)")
         ->capture_default_str();
-    verb->add_option("--deviation", options->initializer_range,
-                     "Deviation of the weights; 0.02 is small for narrow models")
+    verb->add_option(
+            "--deviation", options->initializer_range,
+            "Standard deviation of the weights (lambda's projections: at most 0.02); 0.02 is small for narrow models")
+        ->capture_default_str();
+    verb->add_option("--level-scale", options->level_scale,
+                     "What L starts with; below 1 a log-linear model stays near its linear form for longer")
         ->capture_default_str();
     verb->add_option("--dt-range", options->dt_range, "Steps that the heads start with: lowest and highest dt")
         ->capture_default_str();

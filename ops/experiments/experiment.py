@@ -17,6 +17,10 @@ FAMILIES = {
     "log-linear Gated DeltaNet": ("h_gated_deltanet", []),
 }
 
+# What L starts with (lambda = softplus(L dl)). From the published 1 on, a step of the optimiser moves lambda a lot, each level
+# by itself: models then learn to recall later than their linear forms do, or forget it again at high rates.
+LEVEL_SCALE = 0.1
+
 
 def add_options(parser):
     parser.add_argument("--fenwick", default="fenwick", help="the program (default: the one in PATH)")

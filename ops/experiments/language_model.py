@@ -61,7 +61,7 @@ def losses_by_position(folder, edges):
 def losses_of(options, family, data, held_out, levels, edges):
     """A family's losses by position, trained and scored where that has not been done yet."""
     name = family.lower().replace(" ", "_")
-    sizes = {"hidden": options.hidden, "layers": options.layers, "vocab": 256}
+    sizes = {"hidden": options.hidden, "layers": options.layers, "vocab": 256, "level_scale": lab.LEVEL_SCALE}
     if "DeltaNet" in family:
         # d_k = head_dim, d_v twice that: as large a state as Mamba-2's with half the heads.
         sizes |= {"heads": max(1, options.heads // 2), "head_dim": options.head_dim}

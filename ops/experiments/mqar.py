@@ -64,7 +64,8 @@ def model_of(options, family, width):
     # leave a state that hardly counts beside the skip, and for thousands of steps nothing is learnt from it.
     return lab.init(options, options.output / "models" / name_of(family, width), family, hidden=width,
                     layers=options.layers, heads=max(1, width // head_dim), head_dim=head_dim, vocab=options.vocab,
-                    deviation=width ** -0.5, dt_range=(0.5, 1.0), a_range=(0.02, 0.1), **sizes)
+                    deviation=width ** -0.5, dt_range=(0.5, 1.0), a_range=(0.02, 0.1), level_scale=lab.LEVEL_SCALE,
+                    **sizes)
 
 
 def accuracy_of(options, family, width, rate, files):

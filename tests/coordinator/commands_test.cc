@@ -1,5 +1,6 @@
 // The verbs that compute nothing.
 #include <catch2/catch.hpp>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -90,13 +91,14 @@ TEST_CASE("init refuses what makes no model") {
 TEST_CASE("init draws steps, decay rates and weights from what it is asked for") {
     const TemporaryFolder folder;
     const fs::path model = folder / "m";
-    const auto init = [&](const std::string& option, const std::string& low, const std::string& high) {
+    const auto init = [&](const std::array<const char*, 2>& dt, const std::array<const char*, 2>& a) {
         return run_program({"init", "--family", "log_linear_mamba2", "--output", model.string(), "--hidden", "64",
-                            "--deviation", "0.5", option, low, high});
+                            "--deviation", "0.5", "--level-scale", "0.25", "--dt-range", dt[0], dt[1], "--a-range",
+                            a[0], a[1]});
     };
-    CHECK(init("--dt-range", "0.5", "0.1").code == 2);
-    CHECK(init("--a-range", "0", "1").code == 2);
-    REQUIRE(init("--dt-range", "1", "2").code == 0);
+    CHECK(init({"0.5", "0.1"}, {"20", "30"}).code == 2);
+    CHECK(init({"1", "2"}, {"0", "1"}).code == 2);
+    REQUIRE(init({"1", "2"}, {"20", "30"}).code == 0);
 
     const SafetensorsFile file = SafetensorsFile::open(model / "model.safetensors");
     const auto values = [&](const std::string& name) {
@@ -112,11 +114,25 @@ TEST_CASE("init draws steps, decay rates and weights from what it is asked for")
         CHECK(dt < 2 + 1e-5);
     }
     for (const float a_log : values("layers.0.mixer.A_log")) {
-        CHECK(a_log >= 0.0F);
-        CHECK(a_log <= std::log(16.0F));
+        CHECK(a_log >= std::log(20.0F) - 1e-5F);
+        CHECK(a_log <= std::log(30.0F) + 1e-5F);
     }
-    double squares = 0;
+    const std::vector<float> levels = values("layers.0.mixer.L");
+    for (const float level : levels) CHECK(level == 0.25F);
+    CHECK(run_program(
+              {"init", "--family", "log_linear_mamba2", "--output", (folder / "none").string(), "--level-scale", "-1"})
+              .code == 2);
+    const auto deviation = [](const float* first, std::size_t count) {
+        double squares = 0;
+        for (std::size_t i = 0; i < count; ++i)
+            squares += static_cast<double>(first[i]) * static_cast<double>(first[i]);
+        return std::sqrt(squares / static_cast<double>(count));
+    };
     const std::vector<float> embeddings = values("embeddings.weight");
-    for (const float weight : embeddings) squares += static_cast<double>(weight) * static_cast<double>(weight);
-    CHECK(std::sqrt(squares / static_cast<double>(embeddings.size())) == Approx(0.5).epsilon(0.05));
+    CHECK(deviation(embeddings.data(), embeddings.size()) == Approx(0.5).epsilon(0.05));
+    // The last rows of the input projection are lambda's.
+    const std::vector<float> projection = values("layers.0.mixer.in_proj.weight");
+    const std::size_t others = projection.size() - levels.size() * 64;
+    CHECK(deviation(projection.data(), others) == Approx(0.5).epsilon(0.05));
+    CHECK(deviation(projection.data() + others, levels.size() * 64) == Approx(0.02).epsilon(0.05));
 }

@@ -16,7 +16,7 @@ struct Call {
     Operand operand = Operand::kBf16;
     MixerInputs inputs;
     std::int64_t first_block = 0;
-    const void* d_out = nullptr;  ///< [rows, heads * d_v]; summaries' step: null
+    const void* d_out = nullptr;  ///< [rows, heads * d_v]
     std::int64_t d_out_stride = 0;
     MixerGradients gradients;
     cudaStream_t stream = nullptr;

@@ -34,7 +34,7 @@ __device__ inline float node_decay(const HeadSizes& sizes, const float* a, int r
 }
 
 /// What the log decay `part` (of sizes.transition) gets of d [d_k, d_v] against A x: exp(a) <d, x> over its rows. All
-/// threads of the block; the same bits in each. `scratch` as block_sum's.
+/// threads of the block; the same bits in each. `block_sum`: the sum of a value over the block's threads.
 template <class BlockSum>
 __device__ inline float decay_gradient(const HeadSizes& sizes, const float* a, const float* d, const float* x, int part,
                                        const BlockSum& block_sum) {

@@ -30,7 +30,7 @@
 //
 //   matrix_prepare      T, W, U, Q~ of every chunk
 //   matrix_walks        X and V' forward, dX' and dV' back, by columns of 64
-//   matrix_rows         everything per token
+//   matrix_rows         everything per token; matrix_rows_linear: of linear models
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,10 +1,7 @@
 // The matrix algebra's entry points: what the kernels share, and the order of their launches.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
 
-#include "core/errors.h"
 #include "kernels/cuda/backward/batches.h"
 #include "kernels/cuda/backward/matrix.h"
 #include "kernels/cuda/shared_memory.h"
@@ -20,19 +17,6 @@ void launch_batch(const Matrix& m) {
     launch_matrix_prepare(m);
     launch_matrix_walks(m);
     launch_matrix_rows(m);
-}
-
-// matrix_rows moves gradients of q, k and v two at a time.
-void check_pairs(const Call& call) {
-    const auto good = [](const float* p, std::int64_t stride) {
-        return reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && stride % 2 == 0;
-    };
-    const MixerGradients& g = call.gradients;
-    if (good(g.q, g.q_stride) && good(g.k, g.k_stride) && good(g.v, g.v_stride)) return;
-    throw InternalError(fmt::format(
-        "mixer backward on the GPU: gradients of q, k and v must start at multiples of 8 bytes; found strides "
-        "{} {} {}",
-        g.q_stride, g.k_stride, g.v_stride));
 }
 
 }  // namespace
@@ -81,7 +65,6 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
 }
 
 void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree) {
-    check_pairs(call);
     in_batches(plan, call, tree.blocks, [&](Matrix& m) {
         m.entering = tree.states + tree.place(m.batch_block);
         m.d_entering = tree.d_states + tree.place(m.batch_block);
@@ -93,7 +76,6 @@ void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tre
 
 void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& tree, std::int64_t blocks,
                              const float* d_summaries) {
-    check_pairs(call);
     // A linear model's rows are formed here: all of them, those of an open block too.
     in_batches(plan, call, plan.linear ? tree.blocks : blocks, [&](Matrix& m) {
         m.summaries = true;

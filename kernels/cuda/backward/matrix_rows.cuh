@@ -1,5 +1,5 @@
-// What matrix_rows.cu's kernel keeps in shared memory, and what it does with the sums of rows: gradients of lambda, log
-// decays and beta.
+// What the kernels of matrix_rows.cu and matrix_rows_linear.cu keep in shared memory, and what they do with the sums of
+// rows: gradients of lambda, log decays and beta.
 #pragma once
 
 #include "kernels/cuda/backward/matrix_walk.cuh"

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/cuda/backward/column_sums.cuh"
 #include "kernels/cuda/backward/read_out.h"
 #include "kernels/cuda/backward/row_moments.cuh"

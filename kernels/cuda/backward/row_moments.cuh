@@ -57,7 +57,7 @@ void row_moments(const Source& source, std::int64_t rows, std::int64_t groups, s
     return static_cast<std::size_t>((rows * groups * 8 + 255) / 256 * 256);
 }
 
-/// element.template at<kCount>(row, channel) for every kCount channels of every row.
+/// element(row, channel) for every kCount channels of every row.
 template <int kCount, class Element>
 __global__ void row_elements_kernel(Element element, std::int64_t columns) {
     const auto step = static_cast<std::int64_t>(blockDim.x) * kCount;

@@ -44,7 +44,7 @@ TEST_CASE("gradients of several documents are the sum of each one's, whatever th
     for (const std::int64_t tokens : {5, 4100, 1, 0, 70, 4096}) documents.push_back(random_document(tokens, ++seed));
     for (const char* family : kFamilies) {
         INFO(family);
-        const std::shared_ptr<Model> model = Model::load_for_training(testing::make_tiny(models, family));
+        const std::shared_ptr<Model> model = Model::load_for_training(testing::make_smooth_tiny(models, family));
         BatchResult sum;
         for (const Document& document : documents) {
             const BatchResult alone = run_batch(model, {document});
@@ -75,7 +75,7 @@ TEST_CASE("gradients over any ranks are one rank's") {
         documents.push_back(random_document(tokens, ++seed));
     }
     const auto check_family = [&](const std::string& family, const std::vector<int>& worlds) {
-        const std::shared_ptr<Model> model = Model::load_for_training(testing::make_tiny(models, family));
+        const std::shared_ptr<Model> model = Model::load_for_training(testing::make_smooth_tiny(models, family));
         const BatchResult want = run_batch(model, documents);
         for (const int ranks : worlds) {
             INFO(family << ", ranks " << ranks);

@@ -29,7 +29,7 @@ std::string check_family(Communicator& comm, const testing::TemporaryModels& mod
                                                       testing::random_document(70, 2),
                                                       testing::random_document(3 * kBlockTokens + 1, 3)};
     // Every process makes the same model for itself.
-    const std::shared_ptr<Model> model = Model::load_for_training(testing::make_tiny(models, family));
+    const std::shared_ptr<Model> model = Model::load_for_training(testing::make_smooth_tiny(models, family));
     Gradients gradients(model->parameters());
     Backprop backprop(model, comm, 1);
     backprop.run(testing::part_of(documents, comm.rank(), comm.size()), 1.0F, gradients);

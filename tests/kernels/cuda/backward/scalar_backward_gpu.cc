@@ -55,6 +55,17 @@ TEST_CASE("scalar mixer gradients on the GPU agree over blocks and shards") {
     }
 }
 
+// With so many chunks that thread blocks have several heads each, one after the other: heads of one key head in shares
+// of its gradients, and all heads of each key head together.
+TEST_CASE("scalar mixer gradients on the GPU agree where a thread block has several heads") {
+    for (const std::int64_t levels : {15, 0}) {
+        for (const std::int64_t key_dim : {64, 128}) {
+            check(bf16_case(shape_of(48, 1, key_dim, 8, levels), 700, 9));
+        }
+        check(test::bf16_long_case(shape_of(8, 4, 64, 8, levels), kBlockTokens + 130, 10));
+    }
+}
+
 TEST_CASE("scalar mixer gradients on the GPU stay right for strong decay and for none") {
     for (const std::int64_t levels : {15, 0}) {
         for (const float decay : {0.0F, -20.0F, -320.0F, -test::kInfinity}) {
