@@ -1,8 +1,9 @@
+#include "coordinator/gang/worker.h"
+
 #include <CLI/CLI.hpp>
 #include <memory>
 
 #include "coordinator/commands/commands.h"
-#include "coordinator/gang/worker.h"
 
 namespace fenwick {
 namespace {

@@ -41,7 +41,8 @@ int run(int argc, char** argv) {
     const std::shared_ptr<const Model> model = Model::load(options.output);
     if (pass_tokens < 0) pass_tokens = gpu_pass_tokens(*model, !fp32, 0);
     fmt::print("{}, {:.0f} M parameters, {} layers, {}, passes of {} tokens\n", model->family(),
-               static_cast<double>(model->parameter_count()) / 1e6, options.layers, fp32 ? "fp32" : "bf16", pass_tokens);
+               static_cast<double>(model->parameter_count()) / 1e6, options.layers, fp32 ? "fp32" : "bf16",
+               pass_tokens);
     const std::int64_t free_before = cuda::free_device_bytes();
     SelfCommunicator self;
     Gang gang(model, self, 1, {true, !fp32});

@@ -18,7 +18,7 @@ struct ConvolutionBackward {
     const std::int32_t* positions = nullptr;
     const float* dy = nullptr;  ///< [rows, channels] fp32
     void* dx = nullptr;         ///< [rows, channels] of the operand type, overwritten; apart from dy and x
-    float* d_halo = nullptr;    ///< [width - 1, channels] fp32, overwritten: what the rows before these get; may be null
+    float* d_halo = nullptr;  ///< [width - 1, channels] fp32, overwritten: what the rows before these get; may be null
     float* d_weight = nullptr;  ///< [channels, width], added to
     float* d_bias = nullptr;    ///< [channels], added to; null where there is no bias
     std::int64_t x_stride = 0;

@@ -1,5 +1,6 @@
-// T, W, U and Q~ of every chunk and head. T is solved for in fp32 by blocks of 16: those on the diagonal by substitution
-// in registers, the others by products. As an operand it is split into two bf16 numbers, as in the forward pass.
+// T, W, U and Q~ of every chunk and head. T is solved for in fp32 by blocks of 16: those on the diagonal by
+// substitution in registers, the others by products. As an operand it is split into two bf16 numbers, as in the forward
+// pass.
 #include <algorithm>
 
 #include "core/cuda/check.h"

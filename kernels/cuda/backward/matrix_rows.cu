@@ -1,6 +1,6 @@
-// Everything that is per token, of log-linear models and of the second step: one thread block a chunk of a key head, its
-// heads one after the other. The walks' tiles come by columns of 64; then the chunk's own products (matrix.h has the
-// formulas).
+// Everything that is per token, of log-linear models and of the second step: one thread block a chunk of a key head,
+// its heads one after the other. The walks' tiles come by columns of 64; then the chunk's own products (matrix.h has
+// the formulas).
 #include <algorithm>
 
 #include "core/cuda/check.h"

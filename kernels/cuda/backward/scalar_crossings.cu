@@ -1,5 +1,5 @@
-// The log decays' share of the pairs that cross a whole chunk. For chunk w of a block, from the sums of scalar_rows (bits
-// that are set) and scalar_gradients (bits that are clear, and the summaries' step):
+// The log decays' share of the pairs that cross a whole chunk. For chunk w of a block, from the sums of scalar_rows
+// (bits that are set) and scalar_gradients (bits that are clear, and the summaries' step):
 //
 //   bit b of w clear: pairs from earlier chunks of w's left run to its right run: the sum of theirs
 //   bit b of w set:   pairs from the left run to later chunks of w's right run: the sum of what those read
