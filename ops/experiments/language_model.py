@@ -55,7 +55,7 @@ def losses_by_position(folder, edges):
             part = values[first:end]
             sums[i] += sum(part)
             counts[i] += len(part)
-    return [s / c if c else None for s, c in zip(sums, counts)], counts
+    return [s / c if c else None for s, c in zip(sums, counts)]
 
 
 def losses_of(options, family, data, held_out, levels, edges):
@@ -84,7 +84,7 @@ def losses_of(options, family, data, held_out, levels, edges):
     if not (scored / "manifest.json").exists():
         lab.run(options, "score", "--model", exported, "--output", scored, "--device", options.device, "--resume",
                 *held_out, log=run / "score.log")
-    means, _ = losses_by_position(scored, edges)
+    means = losses_by_position(scored, edges)
     lab.say(f"{family}: " + ", ".join(f"{loss:.4f}" if loss else "" for loss in means))
     return means
 
