@@ -75,6 +75,11 @@ struct Matrix {
     float* d_entering = nullptr;         ///< dE, the same
     const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k + d_v]: dA, then dS
 
+    [[nodiscard]] constexpr std::int64_t batch_rows() const {
+        const std::int64_t left = rows - batch_block * kBlockTokens;
+        const std::int64_t most = batch_blocks * kBlockTokens;
+        return left < most ? left : most;
+    }
     [[nodiscard]] constexpr std::int64_t state_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 

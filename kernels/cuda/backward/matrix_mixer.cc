@@ -12,13 +12,6 @@ namespace {
 
 constexpr std::int64_t kTileElements = kChunkTokens * kChunkTokens;
 
-// A batch's kernels, once it is known what enters it.
-void launch_batch(const Matrix& m) {
-    launch_matrix_prepare(m);
-    launch_matrix_walks(m);
-    launch_matrix_rows(m);
-}
-
 }  // namespace
 
 bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block) {
@@ -29,7 +22,6 @@ bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t r
 }
 
 Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
-    constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;  // of the walks' tiles, or what one block takes
     Matrix m;
     m.heads = static_cast<int>(shape.heads);
     m.heads_per_key = static_cast<int>(shape.heads / shape.key_heads);
@@ -49,7 +41,7 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     if (!m.linear) places = std::max(places, 2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
     const std::int64_t block_chunks = kChunksPerBlock * m.heads;
     const std::int64_t place_elements = 2 * (m.state_elements() + kTileElements);
-    m.blocks_at_once = std::clamp<std::int64_t>(kMostBytes / (block_chunks * places * place_elements * 2), 1,
+    m.blocks_at_once = std::clamp<std::int64_t>(most_batch_bytes() / (block_chunks * places * place_elements * 2), 1,
                                                 std::max<std::int64_t>(blocks, 1));
     const std::int64_t chunks = m.blocks_at_once * block_chunks;
     m.cumulative = carver.take<double>(m.heads * m.padded_rows);
@@ -68,14 +60,17 @@ void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tre
     in_batches(plan, call, tree.blocks, [&](Matrix& m) {
         m.entering = tree.states + tree.place(m.batch_block);
         m.d_entering = tree.d_states + tree.place(m.batch_block);
-        if (!m.linear) return launch_batch(m);
         launch_matrix_prepare(m);
-        launch_matrix_entering_gradients(m);
+        if (m.linear) return launch_matrix_entering_gradients(m);
+        launch_matrix_walks(m);
+        launch_matrix_rows(m);
     });
 }
 
 void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& tree, std::int64_t blocks,
                              const float* d_summaries) {
+    // What the first step prepared is there still, where one batch took all blocks.
+    const bool prepared = plan.blocks_at_once >= tree.blocks;
     // A linear model's rows are formed here: all of them, those of an open block too.
     in_batches(plan, call, plan.linear ? tree.blocks : blocks, [&](Matrix& m) {
         m.summaries = true;
@@ -83,14 +78,13 @@ void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& t
         m.d_blocks = blocks - m.batch_block;
         if (m.linear) {
             m.entering = tree.states + tree.place(m.batch_block);
-            if (m.batch_blocks < tree.blocks) launch_matrix_prepare(m);  // else the first step's are there
-            launch_matrix_walks(m);
-            launch_matrix_rows(m);
-            return;
+        } else {
+            m.walks = 2;
+            m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
         }
-        m.walks = 2;
-        m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
-        launch_batch(m);
+        if (!prepared) launch_matrix_prepare(m);
+        launch_matrix_walks(m);
+        launch_matrix_rows(m);
     });
 }
 

@@ -212,8 +212,7 @@ void launch(const Matrix& m) {
     using C = PrepareTiles<kKeyDim>;
     const int bytes = C::bytes(m.tiles);
     allow_shared(prepare_kernel<kKeyDim>, bytes);
-    const std::int64_t rows = std::min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * m.heads);
+    const auto blocks = static_cast<unsigned>((m.batch_rows() + kChunk - 1) / kChunk * m.heads);
     prepare_kernel<kKeyDim><<<blocks, C::kThreads, bytes, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }

@@ -1,12 +1,9 @@
 // Everything that is per token, of log-linear models and of the second step: one thread block a chunk of a key head,
 // its heads one after the other. The walks' tiles come by columns of 64; then the chunk's own products (matrix.h has
 // the formulas).
-#include <algorithm>
-
-#include "core/cuda/check.h"
+#include "kernels/cuda/backward/matrix_key_heads.cuh"
 #include "kernels/cuda/backward/matrix_rows_chunk.cuh"
 #include "kernels/cuda/operand.h"
-#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
@@ -57,9 +54,11 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
                                             static_cast<const __nv_bfloat16*>(all) + c.first * stride + key_column,
                                             stride, c.rows, kKeyDim / 8, t);
     };
-    copy_keys(C::kQ, in.q, in.q_stride);
+    if constexpr (!kSummaries) {
+        copy_keys(C::kQ, in.q, in.q_stride);
+        copy(C::kReads, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+    }
     copy_keys(C::kK, in.k, in.k_stride);
-    copy(C::kReads, m.reads + c.place * m.state_elements(), C::kKeyBytes);
     copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
     copy(C::kT, m.triangle + c.place * kChunk * kChunk, kPanelBytes);
     copy_async_commit();
@@ -196,33 +195,16 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     finish_rows<kKeyDim, kForm>(m, c, aligned, sums, added);
 }
 
-// A thread block for a chunk of a key head: its heads one after the other, so that gradients of q and k are summed
-// where they lie, by the same threads and in the heads' order.
 template <int kKeyDim, MatrixForm kForm>
-__global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
-    matrix_rows_kernel(const __grid_constant__ Matrix m) {
-    extern __shared__ char memory[];
-    const std::uint32_t start = shared_address(memory);
-    char* aligned = memory + (((start + 1023U) & ~1023U) - start);
-    const auto key_heads = static_cast<unsigned>(m.heads / m.heads_per_key);
-    const int first_head = static_cast<int>(blockIdx.x % key_heads) * m.heads_per_key;
-#pragma unroll 1
-    for (int i = 0; i < m.heads_per_key; ++i) {
-        if (i > 0) __syncthreads();  // the last head's tiles have been read
-        rows_of_head<kKeyDim, kForm>(m, chunk_of(m, blockIdx.x / key_heads, first_head + i), aligned,
-                                     kForm == MatrixForm::kSummaries || i > 0);
+struct RowsOfHead {
+    static __device__ __forceinline__ void run(const Matrix& m, const MatrixChunk& c, char* aligned, int index) {
+        rows_of_head<kKeyDim, kForm>(m, c, aligned, kForm == MatrixForm::kSummaries || index > 0);
     }
-}
+};
 
 template <int kKeyDim, MatrixForm kForm>
 void launch(const Matrix& m) {
-    using C = MatrixTiles<kKeyDim, kForm>;
-    const auto kernel = matrix_rows_kernel<kKeyDim, kForm>;
-    allow_shared(kernel, C::kBytes);
-    const std::int64_t rows = std::min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * (m.heads / m.heads_per_key));
-    kernel<<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+    launch_by_key_heads<RowsOfHead<kKeyDim, kForm>, MatrixTiles<kKeyDim, kForm>>(m);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// What the kernels of matrix_rows.cu and matrix_rows_linear.cu keep in shared memory, and what they do with the sums of
-// rows: gradients of lambda, log decays and beta.
+// What the kernels of matrix_rows.cu and matrix_rows_linear.cu keep in shared memory, and the chunk's own scores.
 #pragma once
 
 #include "kernels/cuda/backward/matrix_walk.cuh"
@@ -35,16 +34,17 @@ struct MatrixShared {
 template <int kKeyDim, MatrixForm kForm>
 struct MatrixTiles {
     static constexpr bool kLinear = kForm == MatrixForm::kLinear;
+    static constexpr bool kSummaries = kForm == MatrixForm::kSummaries;  // has no Q, Q~ and S
     static constexpr int kPanels = kKeyDim / 64;
     static constexpr int kThreads = 128 * kPanels;
     static constexpr int kKeyBytes = kPanels * kPanelBytes;
     static constexpr int kQ = 0;
-    static constexpr int kK = kQ + kKeyBytes;
+    static constexpr int kK = kQ + (kSummaries ? 0 : kKeyBytes);
     static constexpr int kReads = kK + kKeyBytes;
-    static constexpr int kRemoves = kReads + (kLinear ? 0 : kKeyBytes);  // Q~: for lambda's gradients alone
+    static constexpr int kRemoves = kReads + (kForm == MatrixForm::kOutputs ? kKeyBytes : 0);  // Q~: for lambda's alone
     static constexpr int kT = kRemoves + kKeyBytes;
     static constexpr int kS = kT + kPanelBytes;
-    static constexpr int kN = kS + kPanelBytes;
+    static constexpr int kN = kS + (kSummaries ? 0 : kPanelBytes);
     static constexpr int kP = kN + kPanelBytes;
     static constexpr int kWeighed = kP + (kLinear ? 0 : kPanelBytes);  // P * Lambda
     static constexpr int kX = kWeighed + kPanelBytes;                  // then gradients of lambda, then dQ~
@@ -92,7 +92,8 @@ struct OwnPlaces {
     }
 };
 
-/// S and N, then P and P * Lambda as tiles; the last two are there after another barrier. All threads.
+/// S and N, then P and P * Lambda as tiles (of the summaries' step: N); the last two are there after another barrier.
+/// All threads.
 template <int kKeyDim, MatrixForm kForm>
 __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kForm>& shared,
                                             const OwnPlaces<kKeyDim>& places, std::uint32_t start) {
@@ -106,7 +107,9 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
 #pragma unroll
     for (int i = 0; i < C::kPanels; ++i) {
         const std::uint32_t keys = start + C::kK + i * kPanelBytes;
-        multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
+        if constexpr (!C::kSummaries) {
+            multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
+        }
         multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
     }
 #pragma unroll
@@ -115,7 +118,7 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
         const int column = places.column(i);
         const float d0 = pair_decay(shared, r, column);
         const float d1 = pair_decay(shared, r, column + 1);
-        *places.pair(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
+        if constexpr (!C::kSummaries) *places.pair(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
         *places.pair(C::kN, r, column) =
             pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
     }
@@ -186,118 +189,6 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
             }
             shared.lambda[i] = x;
         }
-    }
-}
-
-/// From shared.pairs, (dO V^T) * P, and shared.dots. All threads; `d_lambda`: shared memory, [64][levels].
-template <int kKeyDim>
-__device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk& c,
-                                             MatrixShared<kKeyDim / 64, MatrixForm::kOutputs>& shared, float* d_lambda,
-                                             int t) {
-    constexpr int kThreads = MatrixTiles<kKeyDim, MatrixForm::kOutputs>::kThreads;
-    constexpr int kEach = kThreads / kChunk;  // threads a row, neighbours
-    const int row = t / kEach;
-    float* own = d_lambda + row * m.levels;
-    for (int i = t % kEach; i < m.levels; i += kEach) own[i] = 0.0F;
-    __syncthreads();
-    // The top level has as many pairs as all others: a thread's share, one thread after the other.
-    constexpr int kTop = kOwnLevels - 1;
-    float sums[kOwnLevels] = {};
-#pragma unroll
-    for (int level = 0; level < kOwnLevels; ++level) {
-        if ((level == kTop) != (t % kEach == 0)) continue;
-        if (level == 0) {
-            sums[level] = shared.pairs[row * kPitch + row];
-        } else if ((row >> (level - 1) & 1) != 0) {
-            const int first = row >> level << level;
-            for (int i = 0; i < 1 << (level - 1); ++i) sums[level] += shared.pairs[row * kPitch + first + i];
-        }
-    }
-#pragma unroll
-    for (int turn = 0; turn < 2; ++turn) {
-        if (t % kEach == turn) {
-#pragma unroll
-            for (int level = 0; level < kOwnLevels; ++level) own[min(level, m.levels - 1)] += sums[level];
-            for (int e = turn; e < shared.count; e += 2) {
-                if (!shared.walks[e].reads_at(c.chunk)) continue;
-                float sum = 0.0F;
-#pragma unroll
-                for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.dots[i][e * kChunk + row];
-                own[shared.walks[e].level] += sum;
-            }
-        }
-        __syncwarp();
-    }
-    __syncthreads();
-    const MixerGradients& g = m.call.gradients;
-    for (int i = t; i < c.rows * m.levels; i += kThreads) {
-        g.lambda[(c.first + i / m.levels) * g.lambda_stride + static_cast<std::int64_t>(c.head) * m.levels +
-                 i % m.levels] = d_lambda[i];
-    }
-    __syncthreads();
-}
-
-/// From shared.pairs, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier.
-template <int kKeyDim, MatrixForm kForm>
-__device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c,
-                                             MatrixShared<kKeyDim / 64, kForm>& shared, int t) {
-    // Pairs (i, j) inside the chunk that cross a token, j < token <= i: prefix sums of rows, then suffix sums of
-    // columns, each row and column by kEach neighbouring threads.
-    constexpr int kEach = MatrixTiles<kKeyDim, kForm>::kThreads / kChunk;
-    constexpr int kPart = kChunk / kEach;
-    const int place = t % kEach;
-    float* own_row = shared.pairs + t / kEach * kPitch + place * kPart;
-    float part[kPart];
-    float sum = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) part[i] = own_row[i];
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-        const float x = part[i];
-        part[i] = sum;
-        sum += x;
-    }
-    float before = 0.0F;
-#pragma unroll
-    for (int n = 0; n < kEach - 1; ++n) {
-        const float other = __shfl_sync(0xffffffffU, sum, t % 32 / kEach * kEach + n);
-        if (n < place) before += other;
-    }
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) own_row[i] = before + part[i];
-    __syncthreads();
-    const int token = t / kEach;
-    float inside = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-        const int r = place + i * kEach;
-        const float x = shared.pairs[r * kPitch + token];
-        inside += r >= token ? x : 0.0F;
-    }
-#pragma unroll
-    for (int distance = 1; distance < kEach; distance *= 2) inside += __shfl_xor_sync(0xffffffffU, inside, distance);
-    if (place == 0) shared.inside[token] = inside;
-    __syncthreads();
-    if (t >= 32) return;
-    const auto sum_panels = [&](int which, int r) {
-        float sum = 0.0F;
-#pragma unroll
-        for (int i = 0; i < kKeyDim / 64; ++i) sum += shared.by_row[which][i][r];
-        return sum;
-    };
-    float everywhere = 0.0F;
-    for (int i = 0; i < 4 * (kKeyDim / 64); ++i) everywhere += shared.across[i];
-    everywhere *= shared.keep;
-    const float2 others = crossing_rows(make_float2(sum_panels(0, 2 * t), sum_panels(0, 2 * t + 1)),
-                                        make_float2(sum_panels(1, 2 * t), sum_panels(1, 2 * t + 1)), t);
-    const MixerGradients& g = m.call.gradients;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const int r = 2 * t + e;
-        if (r >= c.rows) continue;
-        const float crossing = shared.inside[r] + everywhere + (e == 0 ? others.x : others.y);
-        put(g.log_decay + (c.first + r) * g.decay_stride + c.head, crossing, kForm == MatrixForm::kSummaries);
-        put(g.beta + (c.first + r) * g.beta_stride + c.head, sum_panels(2, r), kForm == MatrixForm::kSummaries);
     }
 }
 

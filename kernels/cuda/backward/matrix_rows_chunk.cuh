@@ -1,7 +1,7 @@
 // What a chunk of a head gets of its own products once the walks have passed: the last part of matrix_rows' kernels.
 #pragma once
 
-#include "kernels/cuda/backward/matrix_rows.cuh"
+#include "kernels/cuda/backward/matrix_row_sums.cuh"
 
 namespace fenwick::cuda::backward {
 
@@ -168,7 +168,8 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         float outgoing = 0.0F;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const std::uint32_t q = *pair_at(C::kQ + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
+            std::uint32_t q = 0;
+            if constexpr (!kSummaries) q = *pair_at(C::kQ + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
             const std::uint32_t k = *pair_at(C::kK + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {

@@ -1,11 +1,8 @@
 // matrix_rows of a linear model: one walk, that of its state, which all chunks read and write. With the true state
 // that enters a block and the true gradient of the one that leaves it, this is all that a token's gradients need.
-#include <algorithm>
-
-#include "core/cuda/check.h"
+#include "kernels/cuda/backward/matrix_key_heads.cuh"
 #include "kernels/cuda/backward/matrix_rows_chunk.cuh"
 #include "kernels/cuda/operand.h"
-#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
@@ -137,30 +134,16 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     finish_rows<kKeyDim, kForm>(m, c, aligned, sums, index > 0);
 }
 
-// As matrix_rows.cu's.
 template <int kKeyDim>
-__global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
-    matrix_rows_linear_kernel(const __grid_constant__ Matrix m) {
-    extern __shared__ char memory[];
-    const std::uint32_t start = shared_address(memory);
-    char* aligned = memory + (((start + 1023U) & ~1023U) - start);
-    const auto key_heads = static_cast<unsigned>(m.heads / m.heads_per_key);
-    const int first_head = static_cast<int>(blockIdx.x % key_heads) * m.heads_per_key;
-#pragma unroll 1
-    for (int i = 0; i < m.heads_per_key; ++i) {
-        if (i > 0) __syncthreads();  // the last head's tiles have been read
-        rows_of_head<kKeyDim>(m, chunk_of(m, blockIdx.x / key_heads, first_head + i), aligned, i);
+struct RowsOfHead {
+    static __device__ __forceinline__ void run(const Matrix& m, const MatrixChunk& c, char* aligned, int index) {
+        rows_of_head<kKeyDim>(m, c, aligned, index);
     }
-}
+};
 
 template <int kKeyDim>
 void launch(const Matrix& m) {
-    using C = MatrixTiles<kKeyDim, kForm>;
-    allow_shared(matrix_rows_linear_kernel<kKeyDim>, C::kBytes);
-    const std::int64_t rows = std::min(m.rows - m.batch_block * kBlockTokens, m.batch_blocks * kBlockTokens);
-    const auto blocks = static_cast<unsigned>((rows + kChunk - 1) / kChunk * (m.heads / m.heads_per_key));
-    matrix_rows_linear_kernel<kKeyDim><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+    launch_by_key_heads<RowsOfHead<kKeyDim>, MatrixTiles<kKeyDim, kForm>>(m);
 }
 
 }  // namespace

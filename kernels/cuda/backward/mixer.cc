@@ -149,8 +149,9 @@ void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, co
     }
     if (inputs.rows == 0) return;
     const Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
+    // A linear matrix model's rows are formed here, those of an open block too.
+    if (blocks == 0 && !(layout.has_matrix && layout.matrix.linear)) return;
     if (layout.has_matrix) return launch_matrix_summaries(layout.matrix, call, layout.tree, blocks, d_summaries);
-    if (blocks == 0) return;
     if (layout.has_scalar) return launch_scalar_summaries(layout.scalar, call, blocks, d_summaries);
     launch_plain_summaries(call, blocks, d_summaries, layout.plain);
 }

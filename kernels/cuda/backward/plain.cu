@@ -198,14 +198,14 @@ void launch_walks(Kernel* kernel, const Params<T>& p, std::int64_t blocks, cudaS
 }  // namespace
 
 PlainWorkspace make_plain_workspace(const MixerShape& shape, std::int64_t rows, Carver& carver) {
-    constexpr std::int64_t kMostFloats = std::int64_t{1} << 28;  // 1 GiB, or what one block takes
+    const std::int64_t most_floats = most_batch_bytes() / 16;  // a quarter of that: the walks take long enough
     const bool matrix = shape.algebra == TransitionAlgebra::kMatrix;
     const std::int64_t channels = shape.algebra == TransitionAlgebra::kDiagonal ? shape.key_dim : 1;
     const std::int64_t blocks = (rows + kBlockTokens - 1) / kBlockTokens;
     const std::int64_t token = shape.heads * (2 * shape.key_dim + channels + (matrix ? 2 * kColumns : 0));
     PlainWorkspace w;
     w.blocks_at_once =
-        std::clamp<std::int64_t>(kMostFloats / (token * kBlockTokens), 1, std::max<std::int64_t>(blocks, 1));
+        std::clamp<std::int64_t>(most_floats / (token * kBlockTokens), 1, std::max<std::int64_t>(blocks, 1));
     const std::int64_t tokens = w.blocks_at_once * shape.heads * kBlockTokens;
     w.d_q = carver.take<float>(tokens * shape.key_dim);
     w.d_k = carver.take<float>(tokens * shape.key_dim);

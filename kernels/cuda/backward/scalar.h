@@ -63,6 +63,11 @@ struct Scalar {
     float* d_q = nullptr;               ///< [parts][rows of the batch][d_k], where a key head has several parts
     float* d_k = nullptr;
 
+    [[nodiscard]] constexpr std::int64_t batch_rows() const {
+        const std::int64_t left = rows - batch_block * kBlockTokens;
+        const std::int64_t most = batch_blocks * kBlockTokens;
+        return left < most ? left : most;
+    }
     [[nodiscard]] constexpr std::int64_t node_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 

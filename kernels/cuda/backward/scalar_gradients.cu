@@ -2,11 +2,9 @@
 // summaries, of its block's state. One warpgroup to a thread block: a chunk, and the heads of one part of a key head,
 // one after the other; dk stays in registers. All else streams: states and v through a ring in shared memory, dv
 // through registers.
-#include <algorithm>
-
 #include "core/cuda/check.h"
 #include "kernels/cuda/backward/products.cuh"
-#include "kernels/cuda/backward/scalar.h"
+#include "kernels/cuda/backward/scalar_chunk.cuh"
 #include "kernels/cuda/backward/sum_heads.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
@@ -90,17 +88,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int warp = t / 32;
     const int row = 16 * warp + lane / 4;  // and row + 8
 
-    const int part = static_cast<int>(blockIdx.x) / chunks;
-    const int number = static_cast<int>(blockIdx.x) % chunks;  // of the chunk, in the batch
-    const std::int64_t in_batch = number / kChunks;
-    const int chunk = number % kChunks;
-    const std::int64_t block_first = (s.batch_block + in_batch) * kBlockTokens;
-    const std::int64_t first = block_first + static_cast<std::int64_t>(chunk) * kChunk;
-    const auto block_rows = static_cast<int>(min(s.rows - block_first, kBlockTokens));
-    const int rows = min(block_rows - chunk * kChunk, kChunk);
-    const int columns = s.columns / s.parts;
-    const int first_column = part * columns;
-    const std::int64_t key_head = first_column / s.tiles / s.heads_per_key;
+    const auto [in_batch, block_first, first, key_head, part, chunk, block_rows, rows, columns, first_column] =
+        own_chunk(s, chunks);
 
     if (t == 0) list_gradients(s, in_batch, chunk, block_rows, summaries, shared);
     __syncthreads();
@@ -265,9 +254,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
     const bool alone = s.parts * s.heads_per_key == s.heads;
     const std::int64_t batch_first = first - s.batch_block * kBlockTokens;
-    const std::int64_t batch_rows = min(s.rows - s.batch_block * kBlockTokens, s.batch_blocks * kBlockTokens);
     float* to =
-        alone ? g.k + first * g.k_stride + key_head * kKeyDim : s.d_k + (part * batch_rows + batch_first) * kKeyDim;
+        alone ? g.k + first * g.k_stride + key_head * kKeyDim : s.d_k + (part * s.batch_rows() + batch_first) * kKeyDim;
     const std::int64_t stride = alone ? g.k_stride : kKeyDim;
     // A share's first writer in the summaries' step is this kernel; else rows_kernel has written.
     const bool added = alone || !summaries;
@@ -293,7 +281,7 @@ void launch(const Scalar& s, bool summaries) {
     using C = GradientTiles<kKeyDim>;
     const auto kernel = gradients_kernel<kKeyDim>;
     allow_shared(kernel, C::kBytes);
-    const std::int64_t rows = std::min(s.rows - s.batch_block * kBlockTokens, s.batch_blocks * kBlockTokens);
+    const std::int64_t rows = s.batch_rows();
     const auto chunks = static_cast<int>((rows + kChunk - 1) / kChunk);
     kernel<<<static_cast<unsigned>(chunks * s.parts), kThreads, C::kBytes, s.call.stream>>>(s, chunks, summaries);
     FENWICK_CUDA_CHECK(cudaGetLastError());

@@ -30,7 +30,6 @@ bool has_scalar_kernels(const MixerShape& shape, Operand operand, std::int64_t r
 }
 
 Scalar make_scalar(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
-    constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;  // of N and dN, or what one block takes
     Scalar s;
     s.heads = static_cast<int>(shape.heads);
     s.heads_per_key = static_cast<int>(shape.heads / shape.key_heads);
@@ -46,7 +45,7 @@ Scalar make_scalar(const MixerShape& shape, std::int64_t rows, int slots, Carver
     s.padded_rows = blocks * kBlockTokens;
     const std::int64_t block_nodes = kChunksPerBlock * s.columns * s.node_elements();
     s.blocks_at_once =
-        std::clamp<std::int64_t>(kMostBytes / (2 * block_nodes * 2), 1, std::max<std::int64_t>(blocks, 1));
+        std::clamp<std::int64_t>(most_batch_bytes() / (2 * block_nodes * 2), 1, std::max<std::int64_t>(blocks, 1));
     const std::int64_t chunks = std::min((rows + kChunk - 1) / kChunk, s.blocks_at_once * kChunksPerBlock);
     s.parts = s.heads / heads_of_part(shape, chunks);
     s.cumulative = carver.take<double>(s.heads * s.padded_rows);

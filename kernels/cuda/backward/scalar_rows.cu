@@ -1,9 +1,8 @@
 // All that is per token but what comes from gradients of states. One thread block: a chunk, and the heads of one part
 // of a key head, one after the other; q, Q K^T, dq and W stay with it. For each column of work (head, 64 value columns)
 // the tiles of the states that the chunk reads stream through shared memory.
-#include <algorithm>
-
 #include "core/cuda/check.h"
+#include "kernels/cuda/backward/scalar_chunk.cuh"
 #include "kernels/cuda/backward/scalar_own_pairs.cuh"
 #include "kernels/cuda/backward/scalar_row_sums.cuh"
 #include "kernels/cuda/backward/sum_heads.h"
@@ -30,16 +29,8 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim, kStates>::kThreads, RowTiles
     const int panel = t / 128;
     const int row = 16 * warp + lane / 4;  // and row + 8
 
-    const int part = static_cast<int>(blockIdx.x) / chunks;
-    const int number = static_cast<int>(blockIdx.x) % chunks;  // of the chunk, in the batch
-    const std::int64_t in_batch = number / kChunks;
-    const int chunk = number % kChunks;
-    const std::int64_t block_first = (s.batch_block + in_batch) * kBlockTokens;
-    const std::int64_t first = block_first + static_cast<std::int64_t>(chunk) * kChunk;
-    const int rows = static_cast<int>(min(s.rows - first, kChunkTokens));
-    const int columns = s.columns / s.parts;
-    const int first_column = part * columns;
-    const std::int64_t key_head = first_column / s.tiles / s.heads_per_key;
+    const auto [in_batch, block_first, first, key_head, part, chunk, block_rows, rows, columns, first_column] =
+        own_chunk(s, chunks);
     const std::int64_t key_column = key_head * kKeyDim;
     constexpr int kKeyPieces = kKeyDim / 8;
 
@@ -255,10 +246,9 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim, kStates>::kThreads, RowTiles
     const bool alone = s.parts * s.heads_per_key == s.heads;
     const MixerGradients& g = s.call.gradients;
     const std::int64_t batch_first = first - s.batch_block * kBlockTokens;
-    const std::int64_t batch_rows = min(s.rows - s.batch_block * kBlockTokens, s.batch_blocks * kBlockTokens);
     const auto store = [&](const float(&x)[32], float* whole, std::int64_t whole_stride, float* share) {
         float* to =
-            alone ? whole + first * whole_stride + key_column : share + (part * batch_rows + batch_first) * kKeyDim;
+            alone ? whole + first * whole_stride + key_column : share + (part * s.batch_rows() + batch_first) * kKeyDim;
         const std::int64_t stride = alone ? whole_stride : kKeyDim;
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
@@ -291,7 +281,7 @@ void launch(const Scalar& s) {
     using C = RowTiles<kKeyDim, kStates>;
     const auto kernel = rows_kernel<kKeyDim, kStates>;
     allow_shared(kernel, C::kBytes);
-    const std::int64_t rows = std::min(s.rows - s.batch_block * kBlockTokens, s.batch_blocks * kBlockTokens);
+    const std::int64_t rows = s.batch_rows();
     const auto chunks = static_cast<int>((rows + kChunk - 1) / kChunk);
     kernel<<<static_cast<unsigned>(chunks * s.parts), C::kThreads, C::kBytes, s.call.stream>>>(s, chunks);
     FENWICK_CUDA_CHECK(cudaGetLastError());
