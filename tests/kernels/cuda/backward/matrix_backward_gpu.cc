@@ -7,6 +7,7 @@
 // for __expf and fp32 sums.
 #include <cmath>
 
+#include "kernels/cuda/backward/workspace.h"
 #include "kernels/cuda/shared_memory.h"
 #include "tests/kernels/cuda/backward/mixer_gradients_gpu.h"
 
@@ -55,6 +56,8 @@ TEST_CASE("matrix mixer gradients on the GPU agree over blocks and shards") {
         const MixerCase c = test::bf16_long_case(shape_of(1, 1, 64, 8, levels), 3 * kBlockTokens + 130, 3);
         check(c);
         check(c, {0, 1, 3});
+        const cuda::backward::BatchLimit limit(1);  // a block at a time
+        check(c, {0, 1});
     }
 }
 

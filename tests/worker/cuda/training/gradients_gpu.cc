@@ -96,6 +96,7 @@ TEST_CASE("gradients of documents of many blocks on the GPU agree with the CPU's
     for (const char* family : kFamilies) {
         DYNAMIC_SECTION(family) {
             check_against_cpu(make_smooth(models, family), documents, Operand::kFp32);
+            check_against_cpu(make_smooth(models, family, true), documents, Operand::kBf16);
         }
     }
 }
