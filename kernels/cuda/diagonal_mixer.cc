@@ -154,7 +154,7 @@ void diagonal_block_summaries(const MixerCall& call, std::int64_t blocks, float*
     diagonal::launch_summaries(work, out, call.stream);
 }
 
-void diagonal_outputs(const MixerCall& call, const float* block_summaries, void* out) {
+void diagonal_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
     if (call.inputs.rows == 0) return;
     check_call(call);
     std::size_t bytes = 0;
@@ -163,7 +163,7 @@ void diagonal_outputs(const MixerCall& call, const float* block_summaries, void*
     if (!tensor && work.slots > diagonal::kPlainMostSlots) {
         throw InternalError("mixer: too many states enter a block of " + describe(call));
     }
-    work.nodes.blocks = block_summaries;
+    matrix::place_nodes(nodes, work.nodes);
     for (const EnteringNode& node : call.entering) work.nodes.entering[node.bit] = node.summary;
     diagonal::launch_combine(work, call.stream);
     if (!tensor) {

@@ -109,7 +109,7 @@ void launch_combine(const Work& work, cudaStream_t stream) {
     const std::int64_t one = shape.key_dim * (1 + shape.value_dim);
     const std::int64_t parts = shape.heads * ((one + kThreads - 1) / kThreads);
     for (int bit = 1; bit < kMaxBits && work.nodes.last_block >> bit > 0; ++bit) {
-        const std::int64_t formed = matrix::formed_nodes(work.nodes.first_block, work.nodes.last_block, bit);
+        const std::int64_t formed = matrix::nodes_to_form(work.nodes, bit);
         if (formed == 0) continue;
         combine<<<static_cast<unsigned>(formed * parts), kThreads, 0, stream>>>(
             work.nodes, bit, static_cast<int>(shape.heads), static_cast<int>(shape.key_dim),

@@ -1,4 +1,4 @@
-// All nodes of one bit that are formed in a shard, each from its two children, fp32 throughout. Every element is the
+// All nodes of one bit that a shard has to form, each from its two children, fp32 throughout. Every element is the
 // chain that kernels/cuda/summary.h fixes, so a node has the same bits wherever it is formed.
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_nodes.cuh"
@@ -107,7 +107,7 @@ void launch_combine(const MixerShape& shape, const Nodes& nodes, int bit, cudaSt
     const int row_tiles = tiles_of(shape.key_dim);
     const int column_tiles = row_tiles + tiles_of(shape.value_dim);
     const std::int64_t work =
-        formed_nodes(nodes.first_block, nodes.last_block, bit) * shape.heads * row_tiles * column_tiles;
+        nodes_to_form(nodes, bit) * shape.heads * row_tiles * column_tiles;
     if (work == 0) return;
     combine<<<static_cast<unsigned>(work), kThreads, 0, stream>>>(
         nodes, bit, static_cast<int>(shape.heads), static_cast<int>(shape.key_dim), static_cast<int>(shape.value_dim),

@@ -73,6 +73,7 @@ Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std:
         layout.prepared.rest = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.second = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.decays = carver.take<float>(tiles * 2 * kChunkTokens);
+        layout.prepared.bounds = carver.take<float>(tiles);
         if (shape.log_linear()) {
             layout.prepared.scores = carver.take<__nv_bfloat16>(tiles * kTile);
             layout.prepared.removes = carver.take<__nv_bfloat16>(tiles * kChunkTokens * shape.key_dim);
@@ -145,14 +146,14 @@ void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* o
     launch_summaries(walk, blocks, out, call.stream);
 }
 
-void matrix_outputs(const MixerCall& call, const float* block_summaries, void* out) {
+void matrix_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
     check_shape(call);
     if (call.inputs.rows == 0) return;
     const MixerShape& shape = call.shape;
     const bool plain = !has_tensor_kernel(shape, call.operand);
     const std::int64_t blocks = blocks_of(call.inputs.rows);
     Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
-    layout.nodes.blocks = block_summaries;
+    place_nodes(nodes, layout.nodes);
     for (const EnteringNode& node : call.entering) {
         if (node.bit >= kMaxBits) throw InternalError("mixer: a document of too many blocks: " + describe(call));
         layout.nodes.entering[node.bit] = node.summary;

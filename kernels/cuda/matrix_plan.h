@@ -28,6 +28,9 @@ struct Prepared {
     __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of T
     __nv_bfloat16* second = nullptr;    ///< [tiles][64, 64] P = (Q K^T) * D (linear) or P T (log-linear)
     float* decays = nullptr;            ///< [tiles][2, 64] exp(G_i), exp(G_C - G_i)
+    /// [tiles] exp(G_C), which the 2-norm of the chunk's transition does not exceed where every 0 <= beta_i k_i k_i^T <=
+    /// 2; infinity where one is outside, or NaN.
+    float* bounds = nullptr;
     // Log-linear only.
     __nv_bfloat16* scores = nullptr;   ///< [tiles][64, 64] lambda * (P T)
     __nv_bfloat16* removes = nullptr;  ///< [tiles][64, d_k] W~ (matrix_expand.cu)
@@ -42,12 +45,40 @@ struct Nodes {
     std::int64_t layer = 0;                ///< floats of a layer summary
     const float* blocks = nullptr;         ///< [blocks of the shard][layer]
     const float* entering[kMaxBits] = {};  ///< by bit; null where the shard's first block has none
-    float* formed[kMaxBits] = {};          ///< [bit][nodes formed in the shard][layer]
+    /// By bit, from the first node on that lies whole in the shard; null: those are in `formed`.
+    const float* above[kMaxBits] = {};
+    /// By bit, from the node of the shard's first block on. With `above` only that one, where it starts before the
+    /// shard.
+    float* formed[kMaxBits] = {};
 };
 
 /// Number of nodes of `bit` >= 1 that are formed in the shard.
 [[nodiscard]] inline std::int64_t formed_nodes(std::int64_t first_block, std::int64_t last_block, int bit) {
     return (last_block >> bit) - (first_block >> bit);
+}
+
+/// The number of the first node of `bit` that lies whole in the shard.
+[[nodiscard]] inline std::int64_t first_whole_node(std::int64_t first_block, int bit) {
+    return (first_block + (std::int64_t{1} << bit) - 1) >> bit;
+}
+
+/// How many nodes of `bit` >= 1 the mixer has to form.
+[[nodiscard]] inline std::int64_t nodes_to_form(const Nodes& nodes, int bit) {
+    const std::int64_t all = formed_nodes(nodes.first_block, nodes.last_block, bit);
+    if (nodes.above[bit] == nullptr) return all;
+    return first_whole_node(nodes.first_block, bit) > nodes.first_block >> bit && all > 0 ? 1 : 0;
+}
+
+/// `from` into the places that find_node looks at.
+inline void place_nodes(const ShardNodes& from, Nodes& nodes) {
+    nodes.blocks = from.blocks;
+    const float* next = from.above;
+    const std::int64_t end = nodes.first_block + from.above_blocks;
+    for (int bit = 1; next != nullptr && bit < kMaxBits; ++bit) {
+        nodes.above[bit] = next;
+        const std::int64_t count = (end >> bit) - first_whole_node(nodes.first_block, bit);
+        if (count > 0) next += count * nodes.layer;
+    }
 }
 
 struct Walk {

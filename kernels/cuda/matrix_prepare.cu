@@ -5,6 +5,8 @@
 // one key head follow each other and share K and Q.
 //
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
+#include <math_constants.h>
+
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_inverse.cuh"
 #include "kernels/cuda/matrix_plan.h"
@@ -33,9 +35,10 @@ struct Arguments {
 
 /// What a tile needs of its tokens; two of them, for this tile and the next.
 struct Gates {
-    float2 cumulative[kC];  // G / ln 2 = x + y
+    alignas(16) float2 cumulative[kC];  // G / ln 2 = x + y
     float beta[kC];
     float log_decay[kC];  // as it arrives
+    float decay;          // exp(G_C)
     float lambda[kC][kLambdas];
 };
 template <int kDk>
@@ -131,11 +134,13 @@ __device__ __forceinline__ void multiply_keys(float (&c)[32], std::uint32_t tile
     }
 }
 
-// Decays of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand.
+// Decays of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand. Whether none
+// of the tokens' transitions that this thread sees, I - beta k k^T, makes anything longer.
 template <int kWarp>
-__device__ __forceinline__ void apply_decays(Solve& s, const Gates& gates, const float (&kk)[32], const float (&qk)[32],
+__device__ __forceinline__ bool apply_decays(Solve& s, const Gates& gates, const float (&kk)[32], const float (&qk)[32],
                                              std::uint32_t (&p)[4][4]) {
     const int lane = lane_now();
+    bool shrinks = true;
     float2 at[2];
     float beta[2];
 #pragma unroll
@@ -163,6 +168,10 @@ __device__ __forceinline__ void apply_decays(Solve& s, const Gates& gates, const
             float p1 = qk[4 * n + 2 * r + 1] * d1;
             if (block == kWarp) {  // the exponents right of the diagonal may be positive: nothing of them is used
                 const int of_block = column - 16 * kWarp;
+                if (of_block == row || of_block + 1 == row) {
+                    const float length = beta[r] * (of_block == row ? kk[4 * n + 2 * r] : kk[4 * n + 2 * r + 1]);
+                    shrinks = shrinks && length >= 0.0F && length <= 2.0F;
+                }
                 if (of_block >= row) l0 = 0.0F;
                 if (of_block + 1 >= row) l1 = 0.0F;
                 if (of_block > row) p0 = 0.0F;
@@ -174,6 +183,7 @@ __device__ __forceinline__ void apply_decays(Solve& s, const Gates& gates, const
             p[block][n % 2 * 2 + r] = pack(p0, p1);
         }
     }
+    return shrinks;
 }
 
 // G, and exp(G) and the like into `decays`; two tokens a lane of one warp, which copied the log decays itself.
@@ -194,6 +204,7 @@ __device__ __forceinline__ void sum_decays(Gates& gates, float* decays) {
     double before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
     if (lane == 0) before = 0.0;
     const double all = __shfl_sync(0xFFFFFFFFU, sum, 31);
+    if (lane == 0) gates.decay = expf(static_cast<float>(all));
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
         const double at = e == 0 ? before + g[0] : before + g[0] + g[1];
@@ -279,6 +290,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
         copies_wait<0>();
         publish_shared();
         __syncthreads();  // this tile's rows and G are there, and everyone is done with the tile before
+        bool shrinks = true;
         std::uint32_t p[4][4];
         {
             float kk[32];
@@ -295,14 +307,15 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
                 copies_commit();
                 place = next;
             }
-            if (warp == 0) apply_decays<0>(solve, gates, kk, qk, p);
-            if (warp == 1) apply_decays<1>(solve, gates, kk, qk, p);
-            if (warp == 2) apply_decays<2>(solve, gates, kk, qk, p);
-            if (warp == 3) apply_decays<3>(solve, gates, kk, qk, p);
+            if (warp == 0) shrinks = apply_decays<0>(solve, gates, kk, qk, p);
+            if (warp == 1) shrinks = apply_decays<1>(solve, gates, kk, qk, p);
+            if (warp == 2) shrinks = apply_decays<2>(solve, gates, kk, qk, p);
+            if (warp == 3) shrinks = apply_decays<3>(solve, gates, kk, qk, p);
         }
         __syncwarp();
         invert_diagonal(solve, warp);
-        __syncthreads();
+        shrinks = __syncthreads_and(shrinks ? 1 : 0) != 0;
+        if (threadIdx.x == 0) args.to.bounds[tile] = shrinks ? gates.decay : CUDART_INF_F;
         if (warp == 0) solve_rows<0>(solve, gates.beta);
         if (warp == 1) solve_rows<1>(solve, gates.beta);
         if (warp == 2) solve_rows<2>(solve, gates.beta);

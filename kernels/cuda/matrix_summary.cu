@@ -3,7 +3,9 @@
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
 // T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
 //
-// Decays make A vanish within a block more often than not: once no element of a thread block's columns reaches
+// Decays make A vanish within a block more often than not. Where what prepare knows of the chunks (Prepared::bounds)
+// keeps A below kVanished, it is not formed but taken for zero, and S is walked from the last chunk on whose state
+// before it the chunks to come leave less than that of. Else, once no element of a thread block's columns of A reaches
 // kVanished they are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied
 // to, 2^-40 of one rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks
 // or passes.
@@ -131,6 +133,32 @@ __device__ __forceinline__ bool vanished(Columns<kDk>& x) {
     return true;
 }
 
+/// What a block's tokens leave of older states.
+struct Memory {
+    bool vanishes;    // A is below kVanished
+    int first_chunk;  // what the state before it leaves at the block's end is: the walk of S may start there
+};
+
+/// All lanes of a warp get the same. `bounds` is the block's first chunk's, the next one's `heads` further on.
+__device__ __forceinline__ Memory memory_of(const float* bounds, int heads) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float first = bounds[2 * lane * static_cast<std::int64_t>(heads)];
+    const float second = bounds[(2 * lane + 1) * static_cast<std::int64_t>(heads)];
+    float after = first * second;  // the bound of the lane's chunks and all that follow
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const float other = __shfl_down_sync(0xFFFFFFFFU, after, d);
+        if (lane + d < 32) after *= other;
+    }
+    const float next = __shfl_down_sync(0xFFFFFFFFU, after, 1);
+    const float from_second = lane == 31 ? second : second * next;
+    const unsigned firsts = __ballot_sync(0xFFFFFFFFU, after < kVanished);  // infinity times zero, NaN, is not
+    const unsigned seconds = __ballot_sync(0xFFFFFFFFU, from_second < kVanished);
+    const int last_first = firsts == 0 ? 0 : 2 * (31 - __clz(static_cast<int>(firsts)));
+    const int last_second = seconds == 0 ? 0 : 2 * (31 - __clz(static_cast<int>(seconds))) + 1;
+    return {(firsts & 1U) != 0, max(last_first, last_second)};
+}
+
 template <int kDk>
 __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
@@ -155,7 +183,9 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
 
     Columns<kDk> x;
-    if (transition && block == 0 && args.starts_document) {  // nothing is older
+    const Memory memory = memory_of(args.prepared.bounds + block * kC * args.heads + head, args.heads);
+    const bool oldest = block == 0 && args.starts_document;
+    if (transition && (oldest || memory.vanishes)) {
         clear(x);
         return store_columns<kDk>(x, out, kDk, first_column + 16 * warp, kDk);
     }
@@ -164,8 +194,9 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
         const int column = first_column + 16 * warp + lane / 4 + (i % 4 / 2) * 8;
         x[i] = transition && column == (i / 4) * 8 + 2 * (lane % 4) + i % 2 ? 1.0F : 0.0F;
     }
-    load_stage<kDk>(args, stages[0], block * kC, head, transition, first_column);
-    for (int c = 0; c < kC; ++c) {
+    const int first_chunk = transition ? 0 : memory.first_chunk;
+    load_stage<kDk>(args, stages[first_chunk % 2], block * kC + first_chunk, head, transition, first_column);
+    for (int c = first_chunk; c < kC; ++c) {
         copies_wait<0>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it

@@ -84,13 +84,18 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
 }
 
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries,
-                   void* out, void* workspace, cudaStream_t stream) {
+                   std::span<const EnteringNode> entering, const ShardNodes& nodes, bool after_summaries, void* out,
+                   void* workspace, cudaStream_t stream) {
     check_entering(first_block, entering);
+    const std::int64_t followed = (inputs.rows + kBlockTokens - 1) / kBlockTokens - 1;  // blocks with one after them
+    if (nodes.above != nullptr && nodes.above_blocks < followed) {
+        throw InternalError(fmt::format("mixer_outputs: nodes above {} blocks of a shard in which {} are followed",
+                                        nodes.above_blocks, followed));
+    }
     const Algebra algebra = find_algebra(shape.algebra);
     if (inputs.rows == 0) return;
     algebra.outputs({shape, operand, inputs, first_block, entering, after_summaries, workspace, stream},
-                    block_summaries, out);
+                    nodes, out);
 }
 
 }  // namespace fenwick::cuda

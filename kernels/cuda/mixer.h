@@ -38,6 +38,16 @@ struct MixerInputs {
     std::int64_t rows = 0;
 };
 
+/// Nodes of a shard's whole blocks, on the device; a node is a packed layer summary.
+struct ShardNodes {
+    const float* blocks = nullptr;  ///< [blocks][summary_floats(shape)]; the last block's may be left out
+    /// All nodes of more than one block that lie whole in the first `above_blocks` blocks, by bit, then index, as
+    /// cover_of_blocks leaves them (parallel/node_summaries.h); those are all of the shard's whole blocks but perhaps
+    /// the last. Null: the mixer forms the nodes that it reads; the bits are the same.
+    const float* above = nullptr;
+    std::int64_t above_blocks = 0;
+};
+
 /// Bytes of device workspace that the two calls below need (256-byte aligned) for a shard of `rows` rows that starts at
 /// block `first_block` of its document.
 [[nodiscard]] std::size_t mixer_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
@@ -56,7 +66,7 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
 /// for a list that does not enter `first_block` or a head shape that no kernel takes (the message prints the whole
 /// request), UnavailableError when CUDA fails.
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const float* block_summaries, bool after_summaries,
-                   void* out, void* workspace, cudaStream_t stream);
+                   std::span<const EnteringNode> entering, const ShardNodes& nodes, bool after_summaries, void* out,
+                   void* workspace, cudaStream_t stream);
 
 }  // namespace fenwick::cuda

@@ -20,16 +20,16 @@ struct MixerCall {
 [[nodiscard]] std::size_t scalar_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                  std::int64_t first_block);
 void scalar_block_summaries(const MixerCall& call, std::int64_t blocks, float* out);
-void scalar_outputs(const MixerCall& call, const float* block_summaries, void* out);
+void scalar_outputs(const MixerCall& call, const ShardNodes& nodes, void* out);
 
 [[nodiscard]] std::size_t matrix_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                  std::int64_t first_block);
 void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* out);
-void matrix_outputs(const MixerCall& call, const float* block_summaries, void* out);
+void matrix_outputs(const MixerCall& call, const ShardNodes& nodes, void* out);
 
 [[nodiscard]] std::size_t diagonal_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                    std::int64_t first_block);
 void diagonal_block_summaries(const MixerCall& call, std::int64_t blocks, float* out);
-void diagonal_outputs(const MixerCall& call, const float* block_summaries, void* out);
+void diagonal_outputs(const MixerCall& call, const ShardNodes& nodes, void* out);
 
 }  // namespace fenwick::cuda

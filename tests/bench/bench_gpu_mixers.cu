@@ -172,7 +172,7 @@ Timing time_work(const Work& work, int runs, bool backward) {
         mixer_block_summaries(shape, Operand::kBf16, in, 0, blocks, summaries.data(), workspace.data(), stream.get());
     };
     const auto read_out = [&] {
-        mixer_outputs(shape, Operand::kBf16, in, 0, {}, summaries.data(), blocks > 0, out.data(), workspace.data(),
+        mixer_outputs(shape, Operand::kBf16, in, 0, {}, {summaries.data()}, blocks > 0, out.data(), workspace.data(),
                       stream.get());
     };
     for (int i = -2; i < runs; ++i) {

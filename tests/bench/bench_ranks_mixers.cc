@@ -85,7 +85,7 @@ public:
         // Nothing follows the last block: nobody needs its summary.
         cuda::mixer_block_summaries(shape_, Operand::kBf16, in_, 0, blocks_ - 1, summaries_.data(), workspace_.data(),
                                     stream_);
-        cuda::mixer_outputs(shape_, Operand::kBf16, in_, 0, {}, summaries_.data(), true, out_.data(), workspace_.data(),
+        cuda::mixer_outputs(shape_, Operand::kBf16, in_, 0, {}, {summaries_.data()}, true, out_.data(), workspace_.data(),
                             stream_);
     }
 
@@ -98,8 +98,9 @@ public:
         const std::vector<EnteringNode> entering =
             exchange.start_exchange(0, shape_, summaries_.data(), scratch_.data(), carried, stream_);
         exchange.await_entering(stream_);
-        cuda::mixer_outputs(shape_, Operand::kBf16, in_, shard_.first_block, entering, summaries_.data(), true,
-                            out_.data(), workspace_.data(), stream_);
+        cuda::mixer_outputs(shape_, Operand::kBf16, in_, shard_.first_block, entering,
+                            {summaries_.data(), scratch_.data(), blocks_}, true, out_.data(), workspace_.data(),
+                            stream_);
         exchange.await_list(stream_);
     }
 

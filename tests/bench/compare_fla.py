@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Our mixers beside the public flash-linear-attention and FlashQLA on one GPU, in one run.
 
-usage: compare_fla.py --ours PATH/bench_gpu_mixers [--backward] [--runs N] [NAME-PART]
+usage: compare_fla.py --ours PATH/bench_gpu_mixers [--backward] [--runs N] [--tokens N] [NAME-PART]
 
 Needs torch, Triton, and the peers as published: the packages fla-core and flash-linear-attention; flash-qla with tilelang
 for its column. Ours runs as the benchmark program. Times are medians of CUDA-event times in milliseconds, inputs bf16,
@@ -160,6 +160,7 @@ def main():
     parser.add_argument("--ours", required=True, help="the program bench_gpu_mixers")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--backward", action="store_true", help="time forward and backward together")
+    parser.add_argument("--tokens", type=int, help="only this length: peers may take minutes to compile or to run")
     parser.add_argument("part", nargs="?", help="only works whose name has this in it")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # the peer's advice on versions, once a shape
@@ -171,6 +172,7 @@ def main():
     ours_ms = "both_ms" if arguments.backward else "median_ms"
     ours = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     rows = [json.loads(line) for line in ours.stdout.splitlines()]
+    rows = [row for row in rows if arguments.tokens in (None, row["tokens"])]
     sys.modules["flash_qla"] = None  # the fla packages would hand their work to it
     for column in COLUMNS:
         if column == "flash-qla":

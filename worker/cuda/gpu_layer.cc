@@ -59,8 +59,9 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
     if (idle) return;
     project_rest(work, layer);
     pass.exchange.await_entering(pass.stream);
-    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering, memory.summaries, complete > 0, memory.o,
-                  memory.mixer_workspace, pass.stream);
+    mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering,
+                  {memory.summaries, memory.node_scratch, complete}, complete > 0, memory.o, memory.mixer_workspace,
+                  pass.stream);
     ReadOut out = read_out_call(work, layer);
     out.o = memory.o;
     read_out(operand, out, pass.stream);

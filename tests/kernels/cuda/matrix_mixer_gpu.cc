@@ -68,6 +68,21 @@ TEST_CASE("matrix mixer on the GPU stays right for gates of exactly 1 and for st
     }
 }
 
+// A block forgets what is older than 44 / decay tokens: its summary is walked from there on, in another chunk for every
+// head. Keys of twice the length make a token's transition one that does not shrink, after which nothing is skipped.
+TEST_CASE("matrix mixer on the GPU stays right where blocks forget their start") {
+    for (const std::int64_t levels : {15, 0}) {
+        MixerCase c = bf16_case(shape_of(4, 2, 128, 128, levels), 3 * kBlockTokens + 100, 13);
+        const std::vector<float> decays = {-0.012F, -0.02F, -0.1F, -3.0F};
+        for (std::size_t i = 0; i < c.log_decay.size(); ++i) c.log_decay[i] = decays[i % decays.size()];
+        test::check_case(c, {c.tokens}, allowed, {Operand::kBf16}, {0, 1, 3});
+        std::fill(c.beta.begin(), c.beta.end(), 0.75F);
+        const std::size_t token = kBlockTokens + 3000;
+        for (std::size_t i = 0; i < 2 * 128; ++i) c.k[token * 2 * 128 + i] *= 2.0F;
+        test::check_case(c, {c.tokens}, allowed, {Operand::kBf16});
+    }
+}
+
 TEST_CASE("matrix mixer on the GPU gives the same bits for every cut and again") {
     for (const Operand operand : {Operand::kBf16, Operand::kFp32}) {
         for (const std::int64_t levels : {15, 0}) {

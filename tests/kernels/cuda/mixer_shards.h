@@ -75,8 +75,26 @@ struct DeviceCase {
     DeviceRows q, k, v, decay, beta, lambda;
 };
 
-/// Whether the outputs find what the summaries left in the workspace.
+/// Whether the outputs find what the summaries left in the workspace, and the shard's nodes, which an exchange formed.
 enum class Workspace { kPoisoned, kKept };
+
+/// All nodes of more than one block that lie whole in a shard: what parallel/'s cover_of_blocks leaves.
+inline cuda::DeviceBuffer<float> nodes_above(const MixerShape& shape, const float* summaries, std::int64_t first_block,
+                                             std::int64_t blocks, cudaStream_t stream) {
+    const std::int64_t one = summary_floats(shape);
+    cuda::DeviceBuffer<float> above(std::max<std::int64_t>(blocks, 1) * one, stream);
+    const float* children = summaries;
+    float* next = above.data();
+    std::int64_t first = first_block;
+    for (std::int64_t end = first_block + blocks; end / 2 > (first + 1) / 2; end /= 2) {
+        const std::int64_t pairs = end / 2 - (first + 1) / 2;
+        cuda::combine_sibling_summaries(shape, children + first % 2 * one, pairs, next, stream);
+        children = next;
+        next += pairs * one;
+        first = (first + 1) / 2;
+    }
+    return above;
+}
 
 /// Outputs of the document in shards that start at the given blocks. Summaries, workspace and outputs are poisoned
 /// first; nodes that enter a later shard are formed as a rank before would have formed them.
@@ -109,8 +127,10 @@ inline std::vector<float> run_shards(const MixerCase& c, Operand operand, const 
         std::vector<EnteringNode> entering;
         entering.reserve(nodes.size());
         for (const auto& [bit, summary] : nodes) entering.push_back({bit, summary.data()});
-        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, summaries.data(),
-                            kept == Workspace::kKept && blocks > 0,
+        const cuda::DeviceBuffer<float> above = nodes_above(shape, summaries.data(), cuts[i], blocks, stream);
+        const bool formed = kept == Workspace::kKept && blocks > 0;
+        const cuda::ShardNodes shard{summaries.data(), formed ? above.data() : nullptr, blocks};
+        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, shard, formed,
                             static_cast<char*>(out.data()) + first * width * bytes, workspace.data(), stream);
         for (std::int64_t b = 0; b < blocks; ++b) {
             cuda::DeviceBuffer<float> node(one, stream);
@@ -167,6 +187,7 @@ inline void check_bits(const MixerCase& c, Operand operand, const std::vector<st
     CHECK(same_bits(run_shards(c, operand, {0}, Workspace::kKept), whole, whole.size()));
     for (const std::vector<std::int64_t>& cut : cuts) {
         CHECK(same_bits(run_shards(c, operand, cut), whole, whole.size()));
+        CHECK(same_bits(run_shards(c, operand, cut, Workspace::kKept), whole, whole.size()));
     }
     const std::vector<float> start = run_shards(c.first_tokens(shorter), operand);
     CHECK(same_bits(start, whole, start.size()));

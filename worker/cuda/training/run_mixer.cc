@@ -41,8 +41,13 @@ void RunMixer::forward(const MixerInputs& inputs, void* o) {
         entering_ = exchange_.entering(layer_, shape_, *run_.shard, std::move(own), tape_);
     }
     if (run_.rows == 0) return;
-    mixer_outputs(shape_, operand_, inputs, run_.first_block, nodes(), memory_.summaries, run_.complete > 0, o,
-                  memory_.workspace, stream_);
+    ShardNodes shard{memory_.summaries};
+    if (run_.shard != nullptr) {
+        shard.above = memory_.node_scratch;
+        shard.above_blocks = run_.complete;
+    }
+    mixer_outputs(shape_, operand_, inputs, run_.first_block, nodes(), shard, run_.complete > 0, o, memory_.workspace,
+                  stream_);
 }
 
 void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients) {
