@@ -2,7 +2,7 @@
 // read-out P T and lambda * (P T).
 //
 // A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of
-// one key head follow each other and share K and Q.
+// one key head follow each other and share K K^T and Q K^T.
 //
 // G is summed in double and kept as two fp32 numbers, so that differences of large sums keep the small decays.
 #include <math_constants.h>
@@ -119,18 +119,44 @@ __device__ __forceinline__ void weigh_scores(Solve& s, const float (&lambda)[kC]
     store_rows(s.lower[1], warp, weighed);
 }
 
-// Issues c += M K^T for the warp's 16 rows of a tile M.
+// K K^T and Q K^T of the warp's 16 rows.
 template <int kDk>
-__device__ __forceinline__ void multiply_keys(float (&c)[32], std::uint32_t tile, std::uint32_t keys, int warp) {
+__device__ __forceinline__ void multiply_keys(float (&kk)[32], float (&qk)[32], std::uint32_t keys,
+                                              std::uint32_t queries, int warp) {
+    clear(kk);
+    clear(qk);
+    keep(kk);
+    products_begin(qk);
 #pragma unroll
-    for (int panel = 0; panel < kDk / 64; ++panel) {
-        std::uint32_t a[4][4];
+    for (int step = 0; step < kDk / 16; ++step) {
+        const int at = (step / 4) * kPanelBytes + (step % 4) * 32;
+        product_tiles(kk, keys, keys, at, warp);
+        product_tiles(qk, queries, keys, at, warp);
+    }
+    products_end(kk);
+    keep(qk);
+}
+
+// Heads of one key head have the same K K^T and Q K^T: the first one leaves them where K and Q were, every thread its
+// own.
+constexpr bool can_share(int key_dim) {
+    return key_dim == 128;  // a tile of fp32 takes the room of [64, 128] bf16
+}
+__device__ __forceinline__ void leave_products(const float (&c)[32], unsigned char* at) {
 #pragma unroll
-        for (int step = 0; step < 4; ++step) load_a(a[step], tile + panel * kPanelBytes + step * 32, 16 * warp);
-        products_begin(c);
+    for (int i = 0; i < 8; ++i) {
+        reinterpret_cast<float4*>(at)[i * kThreads + static_cast<int>(threadIdx.x)] =
+            make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
+    }
+}
+__device__ __forceinline__ void take_products(float (&c)[32], const unsigned char* at) {
 #pragma unroll
-        for (int step = 0; step < 4; ++step) product_nt<64>(c, a[step], keys, panel * kPanelBytes + step * 32);
-        products_end(c);
+    for (int i = 0; i < 8; ++i) {
+        const float4 f = reinterpret_cast<const float4*>(at)[i * kThreads + static_cast<int>(threadIdx.x)];
+        c[4 * i] = f.x;
+        c[4 * i + 1] = f.y;
+        c[4 * i + 2] = f.z;
+        c[4 * i + 3] = f.w;
     }
 }
 
@@ -283,6 +309,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
         copies_wait<0>();
         sum_decays(s.gates[0], decays_of(first));
     }
+    bool fresh = true;  // the tile's key head is another than the last one's
     for (unsigned tile = first; tile < end; ++tile) {
         Gates& gates = s.gates[(tile - first) % 2];
         Gates& next_gates = s.gates[(tile - first + 1) % 2];
@@ -295,17 +322,26 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
         {
             float kk[32];
             float qk[32];
-            clear(kk);
-            clear(qk);
-            multiply_keys<kDk>(kk, shared_address(s.keys), shared_address(s.keys), warp);
-            multiply_keys<kDk>(qk, shared_address(s.queries), shared_address(s.keys), warp);
+            if (fresh || !can_share(kDk)) {
+                multiply_keys<kDk>(kk, qk, shared_address(s.keys), shared_address(s.queries), warp);
+            } else {
+                take_products(kk, s.keys);
+                take_products(qk, s.queries);
+            }
             __syncthreads();  // K and Q have been read
             if (!last) {
                 const Place next = place_of(args, tile + 1);
-                if (next.first != place.first || next.key_head != place.key_head) load_rows(args, s, next);
+                const bool other = next.first != place.first || next.key_head != place.key_head;
+                if (other) {
+                    load_rows(args, s, next);
+                } else if (fresh && can_share(kDk)) {
+                    leave_products(kk, s.keys);
+                    leave_products(qk, s.queries);
+                }
                 load_gates<kLevels>(args, next_gates, next);
                 copies_commit();
                 place = next;
+                fresh = other;
             }
             if (warp == 0) shrinks = apply_decays<0>(solve, gates, kk, qk, p);
             if (warp == 1) shrinks = apply_decays<1>(solve, gates, kk, qk, p);

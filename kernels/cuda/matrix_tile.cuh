@@ -236,13 +236,17 @@ __device__ __forceinline__ void products_end(float (&c)[kSize]) {
 
 #if FENWICK_MATRIX_WGMMA
 // Offsets are constants: the descriptor of a tile is made once, and its address field moves by them.
-template <int kN, bool kTransposed, int kSize>
-__device__ __forceinline__ void wgmma(float (&c)[kSize], const std::uint32_t (&a)[4], std::uint32_t tile, int offset,
-                                      int panel_stride) {
+__device__ __forceinline__ std::uint64_t descriptor_of(std::uint32_t tile, int offset, int panel_stride) {
     const std::uint32_t low =
         (tile >> 4 | static_cast<std::uint32_t>(panel_stride >> 4) << 16) + static_cast<std::uint32_t>(offset >> 4);
     constexpr std::uint32_t kHigh = 1024 >> 4 | 1U << 30;
-    const std::uint64_t descriptor = static_cast<std::uint64_t>(kHigh) << 32 | low;
+    return static_cast<std::uint64_t>(kHigh) << 32 | low;
+}
+
+template <int kN, bool kTransposed, int kSize>
+__device__ __forceinline__ void wgmma(float (&c)[kSize], const std::uint32_t (&a)[4], std::uint32_t tile, int offset,
+                                      int panel_stride) {
+    const std::uint64_t descriptor = descriptor_of(tile, offset, panel_stride);
     if constexpr (kN == 64) wgmma_64<kTransposed>(c, a, descriptor);
     if constexpr (kN == 128) wgmma_128<kTransposed>(c, a, descriptor);
 }
@@ -266,6 +270,20 @@ __device__ __forceinline__ void product_nt(float (&c)[kSize], const std::uint32_
         mma(c[n / 2], c[n / 2 + 1], c[n / 2 + 2], c[n / 2 + 3], a, b[0], b[1]);
         mma(c[n / 2 + 4], c[n / 2 + 5], c[n / 2 + 6], c[n / 2 + 7], a, b[2], b[3]);
     }
+#endif
+}
+
+/// The warp's 16 rows of c += A B^T for 16 columns of two tiles of 64 rows; `offset`: bytes to the columns in both.
+template <int kSize>
+__device__ __forceinline__ void product_tiles(float (&c)[kSize], std::uint32_t a_tile, std::uint32_t b_tile, int offset,
+                                              int warp) {
+#if FENWICK_MATRIX_WGMMA
+    (void)warp;
+    wgmma_64_tiles(c, descriptor_of(a_tile, offset, 16), descriptor_of(b_tile, offset, 16));
+#else
+    std::uint32_t a[4];
+    load_a(a, a_tile + static_cast<std::uint32_t>(offset), 16 * warp);
+    product_nt<64>(c, a, b_tile, offset);
 #endif
 }
 
