@@ -1,10 +1,13 @@
 // Outputs of the linear read-out: a warpgroup walks a block's chunks with 64 columns of the one state in
-// its registers. Two warpgroups share the tiles where a head has more columns.
+// its registers. Two warpgroups share the tiles where a head has more columns; there the tensor memory accelerator
+// brings Q, K and V.
 #include "core/cuda/check.h"
 #include "core/fenwick.h"
+#include "kernels/cuda/box_copy.cuh"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
 #include "kernels/cuda/shared_memory.h"
+#include "kernels/cuda/tensor_map.h"
 
 namespace fenwick::cuda::matrix {
 namespace {
@@ -18,6 +21,7 @@ struct Arguments {
     Prepared prepared;
     const float* entering;
     bf16* out;
+    CUtensorMap q_boxes, k_boxes, v_boxes;  // two warpgroups
 };
 
 template <int kDk, int kGroups>
@@ -37,6 +41,33 @@ struct Shared {
     float decays[kStages][2 * kC];
 };
 
+// One warpgroup's stages leave no room for barriers beside them.
+template <int kGroups>
+constexpr bool kBoxes = FENWICK_MATRIX_WGMMA != 0 && kGroups > 1;
+
+// Rows past the document's end are zero. Columns past the head's may be another head's: nothing of them is stored.
+template <int kDk, int kGroups>
+__device__ __forceinline__ void load_boxes(const Arguments& args, Stage<kDk, kGroups>& stage, std::uint32_t barrier,
+                                           std::int64_t chunk, int head, int first_column) {
+    constexpr int kPanels = kDk / 64;
+    expect_bytes(barrier, (2 * kPanels + kGroups) * kPanelBytes);
+    const auto row = static_cast<int>(chunk * kC);
+    const int key_column = head / args.heads_per_key * kDk;
+    const int column = head * args.value_dim + first_column;
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) {
+        copy_box(shared_address(stage.k + i * kPanelBytes), args.k_boxes, row, key_column + 64 * i, barrier);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+        copy_box(shared_address(stage.v + i * kPanelBytes), args.v_boxes, row, column + 64 * i, barrier);
+    }
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) {
+        copy_box(shared_address(stage.q + i * kPanelBytes), args.q_boxes, row, key_column + 64 * i, barrier);
+    }
+}
+
 template <int kDk, int kGroups>
 __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk, kGroups>& stage, float* decays,
                                            std::int64_t chunk, int head, int first_column) {
@@ -45,13 +76,15 @@ __device__ __forceinline__ void load_stage(const Arguments& args, Stage<kDk, kGr
     const std::int64_t tile = opaque(chunk * args.heads + head);
     const std::int64_t row = opaque(chunk * kC);
     const int rows = args.rows - row < kC ? static_cast<int>(args.rows - row) : kC;
-    load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
-                                   args.k_stride, rows, kDk);
-    load_panels<kDk / 8, kThreads>(shared_address(stage.q), args.q + row * args.q_stride + key_head * kDk,
-                                   args.q_stride, rows, kDk);
-    load_panels<8 * kGroups, kThreads>(shared_address(stage.v),
-                                       args.v + row * args.v_stride + head * args.value_dim + first_column,
-                                       args.v_stride, rows, args.value_dim - first_column);
+    if constexpr (!kBoxes<kGroups>) {
+        load_panels<kDk / 8, kThreads>(shared_address(stage.k), args.k + row * args.k_stride + key_head * kDk,
+                                       args.k_stride, rows, kDk);
+        load_panels<kDk / 8, kThreads>(shared_address(stage.q), args.q + row * args.q_stride + key_head * kDk,
+                                       args.q_stride, rows, kDk);
+        load_panels<8 * kGroups, kThreads>(shared_address(stage.v),
+                                           args.v + row * args.v_stride + head * args.value_dim + first_column,
+                                           args.v_stride, rows, args.value_dim - first_column);
+    }
     load_triangle<kThreads>(shared_address(stage.triangle), args.prepared.triangle + tile * kC * kC);
     load_triangle<kThreads>(shared_address(stage.scores), args.prepared.second + tile * kC * kC);
     if (threadIdx.x < 32) {
@@ -127,7 +160,7 @@ __device__ __forceinline__ void step(Columns<kDk>& x, const Stage<kDk, kGroups>&
 }
 
 template <int kDk, int kGroups, int kStages>
-__global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Arguments args) {
+__global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const __grid_constant__ Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
     auto& s = *reinterpret_cast<Shared<kDk, kGroups, kStages>*>(raw);
     const unsigned work = blockIdx.x;  // 32-bit divisions
@@ -150,8 +183,19 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
     } else {
         load_columns<kDk>(x, args.entering + (block * args.heads + head) * kDk * dv, dv, first_column + 16 * warp, dv);
     }
+    std::uint32_t barriers = 0;
+    if constexpr (kBoxes<kGroups>) {
+        __shared__ std::uint64_t boxes_there[kStages];
+        barriers = shared_address(boxes_there);
+        if (threadIdx.x < kStages) init_byte_barrier(barriers + 8 * threadIdx.x);
+        __syncthreads();
+    }
     const auto load = [&](int c) {
         if (c < chunks) {
+            if (kBoxes<kGroups> && threadIdx.x == 0) {
+                load_boxes<kDk, kGroups>(args, s.stages[c % kStages], barriers + 8 * (c % kStages), block * kC + c,
+                                         head, tile_column);
+            }
             load_stage<kDk, kGroups>(args, s.stages[c % kStages], s.decays[c % kStages], block * kC + c, head,
                                      tile_column);
         }
@@ -173,6 +217,7 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const Argumen
         copies_wait<(kStages > 1 ? kStages - 2 : 0)>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
+        if (kBoxes<kGroups>) await_bytes(barriers + 8 * (c % kStages), static_cast<std::uint32_t>(c / kStages));
         const Stage<kDk, kGroups>& stage = s.stages[c % kStages];
         float o[32];
         step<kDk, kGroups>(x, stage, stage.v + group * kPanelBytes, s.decays[c % kStages], warp, o, [&] {
@@ -210,21 +255,29 @@ void pick(const Arguments& args, std::int64_t blocks, cudaStream_t stream) {
 void launch_linear(const Walk& walk, void* out, cudaStream_t stream) {
     const MixerShape& shape = walk.shape;
     const MixerInputs& in = walk.inputs;
-    const Arguments args{static_cast<const bf16*>(in.q),
-                         static_cast<const bf16*>(in.k),
-                         static_cast<const bf16*>(in.v),
-                         in.q_stride,
-                         in.k_stride,
-                         in.v_stride,
-                         in.rows,
-                         walk.first_block,
-                         static_cast<int>(shape.heads),
-                         static_cast<int>(shape.heads / shape.key_heads),
-                         static_cast<int>(shape.value_dim),
-                         0,
-                         walk.prepared,
-                         walk.entering,
-                         static_cast<bf16*>(out)};
+    Arguments args{static_cast<const bf16*>(in.q),
+                   static_cast<const bf16*>(in.k),
+                   static_cast<const bf16*>(in.v),
+                   in.q_stride,
+                   in.k_stride,
+                   in.v_stride,
+                   in.rows,
+                   walk.first_block,
+                   static_cast<int>(shape.heads),
+                   static_cast<int>(shape.heads / shape.key_heads),
+                   static_cast<int>(shape.value_dim),
+                   0,
+                   walk.prepared,
+                   walk.entering,
+                   static_cast<bf16*>(out),
+                   {},
+                   {},
+                   {}};
+    if (shape.value_dim > 64) {
+        args.q_boxes = make_tensor_map(in.q, in.rows, shape.key_heads * shape.key_dim, in.q_stride);
+        args.k_boxes = make_tensor_map(in.k, in.rows, shape.key_heads * shape.key_dim, in.k_stride);
+        args.v_boxes = make_tensor_map(in.v, in.rows, shape.heads * shape.value_dim, in.v_stride);
+    }
     const std::int64_t blocks = (in.rows + kBlockTokens - 1) / kBlockTokens;
     shape.key_dim == 128 ? pick<128>(args, blocks, stream) : pick<64>(args, blocks, stream);
 }
