@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""What share of the GPU's limits each kernel of a program reaches: memory bandwidth and matrix units, by Nsight Compute's
+counters. A kernel's floor is what takes longer of the two, so the larger share is how near to its floor it is.
+
+usage: kernel_shares.py [--skip N] [--at-least MICROSECONDS] PROGRAM [ARGUMENTS...]
+
+Needs a GPU and ncu. The program runs many times slower under it: give it one run of one shape. Kernels of one name are
+put together: sums of times, shares weighted with time."""
+import argparse
+import csv
+import subprocess
+import sys
+
+TIME = "gpu__time_duration.sum"
+MEMORY = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+MATRIX = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+OTHER = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+
+
+def short_name(name):
+    """Without namespaces, types and arguments: `matrix::prepare<128, 0>`."""
+    for noise in ("(anonymous namespace)::", "<unnamed>::", "(int)", "(bool)", "fenwick::cuda::"):
+        name = name.replace(noise, "")
+    return name.split("(", 1)[0].removeprefix("void ").strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--skip", type=int, default=0, help="kernels at the start that are left out (inputs, warm-up)")
+    parser.add_argument("--at-least", type=float, default=0.0, help="leave out kernels that take less in all")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if not options.program:
+        parser.error("which program?")
+    metrics = ",".join((TIME, MEMORY, MATRIX, OTHER))
+    try:
+        run = subprocess.run(["ncu", "--clock-control", "none", "--csv", "--print-units", "base", "--launch-skip",
+                              str(options.skip), "--metrics", metrics, *options.program], stdout=subprocess.PIPE, text=True)
+    except FileNotFoundError:
+        sys.exit("no ncu (Nsight Compute) in PATH: install the CUDA toolkit's, or add its folder to PATH")
+    lines = run.stdout.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        sys.exit("ncu measured no kernel:\n" + "\n".join(lines[-5:]))
+    launches = {}
+    for row in csv.DictReader(lines[start:]):
+        name, values = launches.setdefault(row["ID"], (short_name(row["Kernel Name"]), {}))
+        values[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+    sums = {}
+    for name, values in launches.values():
+        of = sums.setdefault(name, [0, 0.0, 0.0, 0.0, 0.0])
+        microseconds = values[TIME] / 1000
+        of[0] += 1
+        of[1] += microseconds
+        for i, metric in enumerate((MEMORY, MATRIX, OTHER), start=2):
+            of[i] += microseconds * values[metric]
+    print("| kernel | launches | us | memory | matrix units | busiest unit of a multiprocessor |\n| --- | --- | --- | --- | --- | --- |")
+    for name, (count, us, *parts) in sorted(sums.items(), key=lambda item: -item[1][1]):
+        if us >= options.at_least:
+            print(f"| {name} | {count} | {us:.1f} | " + " | ".join(f"{part / us:.0f} %" for part in parts) + " |")
+
+
+if __name__ == "__main__":
+    main()
