@@ -154,8 +154,16 @@ void diagonal_block_summaries(const MixerCall& call, std::int64_t blocks, float*
     diagonal::launch_summaries(work, out, call.stream);
 }
 
+void diagonal_prepare_outputs(const MixerCall& call) {
+    check_call(call);
+    if (!has_tensor_kernel(call.shape, call.operand)) return;
+    std::size_t bytes = 0;
+    const Work work = lay_out(call.shape, call.operand, call.inputs, call.first_block, true, call.workspace, bytes);
+    diagonal::launch_prepare(work, call.stream);
+    if (call.shape.log_linear()) diagonal::launch_group_nodes(work, call.stream);
+}
+
 void diagonal_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
-    if (call.inputs.rows == 0) return;
     check_call(call);
     std::size_t bytes = 0;
     Work work = lay_out(call.shape, call.operand, call.inputs, call.first_block, true, call.workspace, bytes);
@@ -165,21 +173,14 @@ void diagonal_outputs(const MixerCall& call, const ShardNodes& nodes, void* out)
     }
     matrix::place_nodes(nodes, work.nodes);
     for (const EnteringNode& node : call.entering) work.nodes.entering[node.bit] = node.summary;
-    diagonal::launch_combine(work, call.stream);
-    if (!tensor) {
-        if (work.nodes.last_block > 0) diagonal::launch_enter(work, call.stream);
-        diagonal::launch_plain_outputs(work, call.operand, out, call.stream);
-        return;
-    }
-    diagonal::launch_prepare(work, call.stream);
-    if (call.shape.log_linear()) {
-        diagonal::launch_group_nodes(work, call.stream);
+    matrix::form_nodes(call.shape, work.nodes, call.stream);
+    if (tensor && call.shape.log_linear()) {
         diagonal::launch_block_operands(work, call.stream);
-        diagonal::launch_log_linear(work, out, call.stream);
-    } else {
-        if (work.nodes.last_block > 0) diagonal::launch_enter(work, call.stream);
-        diagonal::launch_linear(work, out, call.stream);
+        return diagonal::launch_log_linear(work, out, call.stream);
     }
+    if (work.nodes.last_block > 0) diagonal::launch_enter(work, call.stream);
+    if (!tensor) return diagonal::launch_plain_outputs(work, call.operand, out, call.stream);
+    diagonal::launch_linear(work, out, call.stream);
 }
 
 }  // namespace fenwick::cuda

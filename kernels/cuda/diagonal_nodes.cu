@@ -1,5 +1,5 @@
-// The tree above the block, fp32: nodes from their two children, the states that enter each block, and the nodes as
-// operands for the log-linear read-out.
+// The tree above the block, fp32: the states that enter each block, and the nodes as operands for the log-linear
+// read-out.
 #include "core/cuda/check.h"
 #include "kernels/cuda/diagonal_step.cuh"
 #include "kernels/cuda/matrix_nodes.cuh"
@@ -14,23 +14,6 @@ constexpr int kThreads = 256;
 
 __device__ __forceinline__ float decay_of(float log_decay) {
     return expf(fmaxf(log_decay, kLogDecayFloor));
-}
-
-// One element of one head's (A, S) a thread, by the operations of kernels/cuda/summary.h: a node has the same bits
-// wherever it is formed.
-__global__ void __launch_bounds__(kThreads) combine(const Nodes nodes, int bit, int heads, int dk, int dv) {
-    const int one = dk * (1 + dv);
-    const int parts = (one + kThreads - 1) / kThreads;
-    const int i = static_cast<int>(blockIdx.x % parts) * kThreads + static_cast<int>(threadIdx.x);
-    const std::int64_t work = blockIdx.x / parts;
-    if (i >= one) return;
-    const std::int64_t head = work % heads * one;
-    const std::int64_t place = work / heads;
-    const std::int64_t index = (nodes.first_block >> bit) + place;
-    const float* left = find_node(nodes, bit - 1, 2 * index) + head;
-    const float* right = find_node(nodes, bit - 1, 2 * index + 1) + head;
-    float* out = nodes.formed[bit] + place * nodes.layer + head;
-    out[i] = i < dk ? right[i] + left[i] : fmaf(decay_of(right[(i - dk) / dv]), left[i], right[i]);
 }
 
 // Slot `slot` of a block: its node carried through the younger ones. One slot (linear): each younger node's state is
@@ -103,20 +86,6 @@ __global__ void __launch_bounds__(kWalkThreads)
 }
 
 }  // namespace
-
-void launch_combine(const Work& work, cudaStream_t stream) {
-    const MixerShape& shape = work.shape;
-    const std::int64_t one = shape.key_dim * (1 + shape.value_dim);
-    const std::int64_t parts = shape.heads * ((one + kThreads - 1) / kThreads);
-    for (int bit = 1; bit < kMaxBits && work.nodes.last_block >> bit > 0; ++bit) {
-        const std::int64_t formed = matrix::nodes_to_form(work.nodes, bit);
-        if (formed == 0) continue;
-        combine<<<static_cast<unsigned>(formed * parts), kThreads, 0, stream>>>(
-            work.nodes, bit, static_cast<int>(shape.heads), static_cast<int>(shape.key_dim),
-            static_cast<int>(shape.value_dim));
-        FENWICK_CUDA_CHECK(cudaGetLastError());
-    }
-}
 
 void launch_enter(const Work& work, cudaStream_t stream) {
     const MixerShape& shape = work.shape;

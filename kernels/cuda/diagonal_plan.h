@@ -82,8 +82,7 @@ struct Work {
 void launch_prepare(const Work& work, cudaStream_t stream);
 void launch_summaries(const Work& work, float* out, cudaStream_t stream);
 void launch_group_nodes(const Work& work, cudaStream_t stream);
-/// Forms all nodes above the blocks; then carried states into `entering`, or operands into `block_nodes`.
-void launch_combine(const Work& work, cudaStream_t stream);
+/// Of the tree's nodes: carried states into `entering`, or operands into `block_nodes`.
 void launch_enter(const Work& work, cudaStream_t stream);
 void launch_block_operands(const Work& work, cudaStream_t stream);
 void launch_linear(const Work& work, void* out, cudaStream_t stream);

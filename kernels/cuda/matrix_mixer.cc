@@ -146,9 +146,19 @@ void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* o
     launch_summaries(walk, blocks, out, call.stream);
 }
 
+void matrix_prepare_outputs(const MixerCall& call) {
+    check_shape(call);
+    const MixerShape& shape = call.shape;
+    if (!has_tensor_kernel(shape, call.operand)) return;
+    const Layout layout = lay_out(shape, call.operand, call.inputs.rows, call.first_block, call.workspace);
+    if (!call.after_summaries) launch_prepare(shape, call.inputs, layout.prepared, call.stream);
+    if (shape.log_linear()) {
+        launch_expand({shape, call.inputs, layout.prepared, nullptr, call.first_block}, call.stream);
+    }
+}
+
 void matrix_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
     check_shape(call);
-    if (call.inputs.rows == 0) return;
     const MixerShape& shape = call.shape;
     const bool plain = !has_tensor_kernel(shape, call.operand);
     const std::int64_t blocks = blocks_of(call.inputs.rows);
@@ -158,9 +168,7 @@ void matrix_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
         if (node.bit >= kMaxBits) throw InternalError("mixer: a document of too many blocks: " + describe(call));
         layout.nodes.entering[node.bit] = node.summary;
     }
-    for (int bit = 1; bit < kMaxBits && layout.nodes.last_block >> bit > 0; ++bit) {
-        launch_combine(shape, layout.nodes, bit, call.stream);
-    }
+    form_nodes(shape, layout.nodes, call.stream);
     if (layout.nodes.last_block > 0) {
         (plain ? launch_plain_enter : launch_enter)(shape, layout.nodes, blocks, layout.slots, layout.entering,
                                                     call.stream);
@@ -168,10 +176,7 @@ void matrix_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
     const Walk walk{shape,        call.inputs,   layout.prepared, layout.entering, call.first_block,
                     layout.slots, layout.partial};
     if (plain) return launch_plain_outputs(walk, call.operand, out, layout.states, call.stream);
-    if (!call.after_summaries) launch_prepare(shape, call.inputs, layout.prepared, call.stream);
-    if (!shape.log_linear()) return launch_linear(walk, out, call.stream);
-    launch_expand(walk, call.stream);
-    launch_log_linear(walk, out, call.stream);
+    (shape.log_linear() ? launch_log_linear : launch_linear)(walk, out, call.stream);
 }
 
 }  // namespace fenwick::cuda

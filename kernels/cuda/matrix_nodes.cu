@@ -6,6 +6,7 @@
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
 #include "kernels/cuda/shared_memory.h"
+#include "kernels/cuda/vanished.cuh"
 
 namespace fenwick::cuda::matrix {
 namespace {
@@ -16,13 +17,18 @@ struct Shared {
     alignas(1024) unsigned char rest[kDk * kDk * 2];
 };
 
+/// A into the tiles. Whether A x is anything but zeros.
 template <int kDk, int kThreads>
-__device__ __forceinline__ void load_transition(Shared<kDk>& s, const float* from) {
+__device__ __forceinline__ bool load_transition(Shared<kDk>& s, const float* from, const Columns<kDk>& x) {
+    ProductsSeen seen;
+#pragma unroll
+    for (const float value : x) seen.see_x(value);
     __syncthreads();  // the last product is done with the tiles
     for (int i = static_cast<int>(threadIdx.x); i < kDk * kDk / 4; i += kThreads) {
         const int row = i / (kDk / 4);
         const int column = i % (kDk / 4) * 4;
         const float4 f = *reinterpret_cast<const float4*>(from + row * kDk + column);
+        for (const float a : {f.x, f.y, f.z, f.w}) seen.see_a(a);
         const std::uint32_t high[2] = {pack(f.x, f.y), pack(f.z, f.w)};
         const int at = (column / 64) * kDk * 128 + ((row * 128 + (column % 64) * 2) ^ ((row % 8) * 16));
         *reinterpret_cast<uint2*>(s.high + at) = make_uint2(high[0], high[1]);
@@ -30,7 +36,7 @@ __device__ __forceinline__ void load_transition(Shared<kDk>& s, const float* fro
                                                             pack(f.z - low_of(high[1]), f.w - high_of(high[1])));
     }
     publish_shared();
-    __syncthreads();
+    return __syncthreads_or(seen.count() ? 1 : 0) != 0;
 }
 
 /// x = A x (+ what `x` is to start from: `start`).
@@ -90,14 +96,19 @@ __global__ void __launch_bounds__(128 * kGroups)
     while (left != 0) {
         bit = top_bit(left);
         const float* node = find_node(nodes, bit, done >> bit) + head * one;
-        load_transition<kDk, 128 * kGroups>(s, node);
+        const bool count = load_transition<kDk, 128 * kGroups>(s, node, x);
         Columns<kDk> start;
         if (linear) {
             load_columns<kDk>(start, node + kDk * kDk, dv, first, dv);
         } else {
             clear(start);
         }
-        apply_transition<kDk>(x, start, s);
+        if (count) {
+            apply_transition<kDk>(x, start, s);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kDk / 2; ++i) x[i] = start[i];
+        }
         done += std::int64_t{1} << bit;
         left -= std::int64_t{1} << bit;
     }

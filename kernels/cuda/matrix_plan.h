@@ -4,7 +4,7 @@
 // for
 //               the log-linear read-out.
 // 2. summarise: per block and head (A, S), 64 columns of [A | S] a thread block, walking the block's chunks.
-// 3. combine, enter: the tree's nodes, then the states that enter each block.
+// 3. form_nodes, enter: the tree's nodes, then the states that enter each block.
 // 4. read:      per block and head the outputs, walking the chunks with the entering states.
 #pragma once
 
@@ -28,8 +28,8 @@ struct Prepared {
     __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of T
     __nv_bfloat16* second = nullptr;    ///< [tiles][64, 64] P = (Q K^T) * D (linear) or P T (log-linear)
     float* decays = nullptr;            ///< [tiles][2, 64] exp(G_i), exp(G_C - G_i)
-    /// [tiles] exp(G_C), which the 2-norm of the chunk's transition does not exceed where every 0 <= beta_i k_i k_i^T <=
-    /// 2; infinity where one is outside, or NaN.
+    /// [tiles] exp(G_C), which the 2-norm of the chunk's transition does not exceed where every 0 <= beta_i k_i k_i^T
+    /// <= 2; infinity where one is outside, or NaN.
     float* bounds = nullptr;
     // Log-linear only.
     __nv_bfloat16* scores = nullptr;   ///< [tiles][64, 64] lambda * (P T)
@@ -58,15 +58,26 @@ struct Nodes {
 }
 
 /// The number of the first node of `bit` that lies whole in the shard.
-[[nodiscard]] inline std::int64_t first_whole_node(std::int64_t first_block, int bit) {
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline std::int64_t
+    first_whole_node(std::int64_t first_block, int bit) {
     return (first_block + (std::int64_t{1} << bit) - 1) >> bit;
 }
 
-/// How many nodes of `bit` >= 1 the mixer has to form.
-[[nodiscard]] inline std::int64_t nodes_to_form(const Nodes& nodes, int bit) {
-    const std::int64_t all = formed_nodes(nodes.first_block, nodes.last_block, bit);
-    if (nodes.above[bit] == nullptr) return all;
-    return first_whole_node(nodes.first_block, bit) > nodes.first_block >> bit && all > 0 ? 1 : 0;
+/// Node (bit, index): carried in, a block of the shard, formed before, or formed by the mixer.
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline const float*
+    find_node(const Nodes& nodes, int bit, std::int64_t index) {
+    if ((index + 1) << bit <= nodes.first_block) return nodes.entering[bit];
+    if (bit == 0) return nodes.blocks + (index - nodes.first_block) * nodes.layer;
+    if (nodes.above[bit] != nullptr && index << bit >= nodes.first_block) {
+        return nodes.above[bit] + (index - first_whole_node(nodes.first_block, bit)) * nodes.layer;
+    }
+    return nodes.formed[bit] + (index - (nodes.first_block >> bit)) * nodes.layer;
 }
 
 /// `from` into the places that find_node looks at.
@@ -101,8 +112,9 @@ struct Walk {
 void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream);
 /// Summaries of the shard's first blocks; the document's first block gets A = 0, for nothing is older.
 void launch_summaries(const Walk& walk, std::int64_t blocks, float* out, cudaStream_t stream);
-/// Forms the nodes of `bit` from those of bit - 1; both operand types.
-void launch_combine(const MixerShape& shape, const Nodes& nodes, int bit, cudaStream_t stream);
+/// Forms the nodes that the shard reads and that are not there yet, as kernels/cuda/summary.h's combine does: a node
+/// has the same bits wherever it is formed. Every algebra.
+void form_nodes(const MixerShape& shape, const Nodes& nodes, cudaStream_t stream);
 /// to [blocks][slots][heads][d_k, d_v]: slot s of block z is E_b of z's s-th set bit, largest first; linear: their sum.
 void launch_enter(const MixerShape& shape, const Nodes& nodes, std::int64_t blocks, int slots, float* to,
                   cudaStream_t stream);

@@ -13,6 +13,7 @@ namespace {
 struct Algebra {
     decltype(&scalar_workspace_bytes) workspace_bytes = nullptr;
     decltype(&scalar_block_summaries) block_summaries = nullptr;
+    decltype(&scalar_prepare_outputs) prepare_outputs = nullptr;
     decltype(&scalar_outputs) outputs = nullptr;
 };
 
@@ -32,17 +33,17 @@ const char* name_of(TransitionAlgebra algebra) {
 Algebra find_algebra(TransitionAlgebra algebra) {
 #ifdef FENWICK_CUDA_SCALAR
     if (algebra == TransitionAlgebra::kScalar) {
-        return {scalar_workspace_bytes, scalar_block_summaries, scalar_outputs};
+        return {scalar_workspace_bytes, scalar_block_summaries, scalar_prepare_outputs, scalar_outputs};
     }
 #endif
 #ifdef FENWICK_CUDA_MATRIX
     if (algebra == TransitionAlgebra::kMatrix) {
-        return {matrix_workspace_bytes, matrix_block_summaries, matrix_outputs};
+        return {matrix_workspace_bytes, matrix_block_summaries, matrix_prepare_outputs, matrix_outputs};
     }
 #endif
 #ifdef FENWICK_CUDA_DIAGONAL
     if (algebra == TransitionAlgebra::kDiagonal) {
-        return {diagonal_workspace_bytes, diagonal_block_summaries, diagonal_outputs};
+        return {diagonal_workspace_bytes, diagonal_block_summaries, diagonal_prepare_outputs, diagonal_outputs};
     }
 #endif
     throw InternalError(
@@ -83,9 +84,16 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
     algebra.block_summaries({shape, operand, inputs, first_block, {}, false, workspace, stream}, blocks, out);
 }
 
+void mixer_prepare_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
+                           std::int64_t first_block, bool after_summaries, void* workspace, cudaStream_t stream) {
+    const Algebra algebra = find_algebra(shape.algebra);
+    if (inputs.rows == 0) return;
+    algebra.prepare_outputs({shape, operand, inputs, first_block, {}, after_summaries, workspace, stream});
+}
+
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const ShardNodes& nodes, bool after_summaries, void* out,
-                   void* workspace, cudaStream_t stream) {
+                   std::span<const EnteringNode> entering, const ShardNodes& nodes, void* out, void* workspace,
+                   cudaStream_t stream) {
     check_entering(first_block, entering);
     const std::int64_t followed = (inputs.rows + kBlockTokens - 1) / kBlockTokens - 1;  // blocks with one after them
     if (nodes.above != nullptr && nodes.above_blocks < followed) {
@@ -94,8 +102,7 @@ void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& 
     }
     const Algebra algebra = find_algebra(shape.algebra);
     if (inputs.rows == 0) return;
-    algebra.outputs({shape, operand, inputs, first_block, entering, after_summaries, workspace, stream},
-                    nodes, out);
+    algebra.outputs({shape, operand, inputs, first_block, entering, false, workspace, stream}, nodes, out);
 }
 
 }  // namespace fenwick::cuda

@@ -1,5 +1,6 @@
-// The sequence mixers on the GPU: kernels/mixer.h's two steps with device pointers. The definition, the blocks and the
-// tree are the same; operands are bf16 (or fp32, for checking), sums, states and decays fp32.
+// The sequence mixers on the GPU: kernels/mixer.h's two steps with device pointers, the second one in two parts. The
+// definition, the blocks and the tree are the same; operands are bf16 (or fp32, for checking), sums, states and decays
+// fp32.
 //
 // Head shapes: d_k and d_v of 1 to 256 (scalar: d_v even), for every algebra and read-out. The matrix units take bf16
 // operands with d_k 64 or 128 and d_v a multiple of 8 (matrix transitions: at most 32 levels). All else runs in fp32
@@ -60,13 +61,18 @@ void mixer_block_summaries(const MixerShape& shape, Operand operand, const Mixer
                            std::int64_t first_block, std::int64_t blocks, float* out, void* workspace,
                            cudaStream_t stream);
 
-/// As kernels/mixer.h's. `entering` is a host list whose summaries lie on the device; `out` [rows, heads * d_v] of the
-/// operand type, contiguous. `after_summaries`: mixer_block_summaries was called for at least one block of the same
-/// inputs with the same workspace, which still holds what it left there: the same bits, less work. Throws InternalError
-/// for a list that does not enter `first_block` or a head shape that no kernel takes (the message prints the whole
-/// request), UnavailableError when CUDA fails.
+/// The part of the outputs that needs nothing from other shards, to be done while nodes are exchanged: always before
+/// mixer_outputs. `after_summaries`: mixer_block_summaries was called for at least one block of the same inputs with
+/// the same workspace, which still holds what it left there: the same bits, less work.
+void mixer_prepare_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
+                           std::int64_t first_block, bool after_summaries, void* workspace, cudaStream_t stream);
+
+/// As kernels/mixer.h's, from the workspace that mixer_prepare_outputs left for the same inputs. `entering` is a host
+/// list whose summaries lie on the device; `out` [rows, heads * d_v] of the operand type, contiguous. Throws
+/// InternalError for a list that does not enter `first_block` or a head shape that no kernel takes (the message prints
+/// the whole request), UnavailableError when CUDA fails.
 void mixer_outputs(const MixerShape& shape, Operand operand, const MixerInputs& inputs, std::int64_t first_block,
-                   std::span<const EnteringNode> entering, const ShardNodes& nodes, bool after_summaries, void* out,
-                   void* workspace, cudaStream_t stream);
+                   std::span<const EnteringNode> entering, const ShardNodes& nodes, void* out, void* workspace,
+                   cudaStream_t stream);
 
 }  // namespace fenwick::cuda

@@ -12,7 +12,7 @@ struct MixerCall {
     MixerInputs inputs;
     std::int64_t first_block = 0;
     std::span<const EnteringNode> entering;  ///< outputs: oldest first; checked by the dispatcher
-    bool after_summaries = false;            ///< outputs: the workspace holds what the summaries left there
+    bool after_summaries = false;            ///< prepare_outputs: the workspace holds what the summaries left there
     void* workspace = nullptr;
     cudaStream_t stream = nullptr;
 };
@@ -20,16 +20,19 @@ struct MixerCall {
 [[nodiscard]] std::size_t scalar_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                  std::int64_t first_block);
 void scalar_block_summaries(const MixerCall& call, std::int64_t blocks, float* out);
+void scalar_prepare_outputs(const MixerCall& call);
 void scalar_outputs(const MixerCall& call, const ShardNodes& nodes, void* out);
 
 [[nodiscard]] std::size_t matrix_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                  std::int64_t first_block);
 void matrix_block_summaries(const MixerCall& call, std::int64_t blocks, float* out);
+void matrix_prepare_outputs(const MixerCall& call);
 void matrix_outputs(const MixerCall& call, const ShardNodes& nodes, void* out);
 
 [[nodiscard]] std::size_t diagonal_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                    std::int64_t first_block);
 void diagonal_block_summaries(const MixerCall& call, std::int64_t blocks, float* out);
+void diagonal_prepare_outputs(const MixerCall& call);
 void diagonal_outputs(const MixerCall& call, const ShardNodes& nodes, void* out);
 
 }  // namespace fenwick::cuda

@@ -103,13 +103,21 @@ void scalar_block_summaries(const MixerCall& call, std::int64_t blocks, float* o
     (plan.tensor ? scalar::launch_walk : scalar::launch_plain_walk)(plan, call, blocks, out);
 }
 
-void scalar_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
-    if (call.inputs.rows == 0) return;
+void scalar_prepare_outputs(const MixerCall& call) {
     const scalar::Plan plan = scalar::make_plan(call.shape, call.operand, call.inputs.rows, call.first_block);
     scalar::check_alignment(plan, call.inputs);
     scalar::launch_decay(plan, call);
+    if (plan.log_linear) {  // the one state of a linear read-out starts with what enters
+        (plan.tensor ? scalar::launch_walk : scalar::launch_plain_walk)(plan, call, plan.blocks, nullptr);
+    }
+}
+
+void scalar_outputs(const MixerCall& call, const ShardNodes& nodes, void* out) {
+    const scalar::Plan plan = scalar::make_plan(call.shape, call.operand, call.inputs.rows, call.first_block);
     scalar::launch_block_nodes(plan, call, nodes.blocks);  // in bf16: cheaper to form than to read in fp32
-    (plan.tensor ? scalar::launch_walk : scalar::launch_plain_walk)(plan, call, plan.blocks, nullptr);
+    if (!plan.log_linear) {
+        (plan.tensor ? scalar::launch_walk : scalar::launch_plain_walk)(plan, call, plan.blocks, nullptr);
+    }
     (plan.tensor ? scalar::launch_outputs : scalar::launch_plain_outputs)(plan, call, out);
 }
 

@@ -1,8 +1,8 @@
 // The matrix algebra's combine for many pairs at once, fp32 throughout: a thread block forms 128 x 64 elements of a
-// node's [A | S] of one head, 8 x 8 a thread. Every element is the chain that summary.h fixes, as the mixer's own nodes
-// are (matrix_combine.cu).
+// node's [A | S] of one head, 8 x 8 a thread. Every element is the chain that summary.h fixes.
 #include "core/cuda/check.h"
 #include "kernels/cuda/summary_matrix.h"
+#include "kernels/cuda/vanished.cuh"
 
 namespace fenwick::cuda {
 namespace {
@@ -17,6 +17,42 @@ constexpr int kEach = 8;  // rows and columns of a thread
 struct Sizes {
     int dk, dv, heads, row_tiles, column_tiles;
 };
+
+/// What a thread sees of `rows` rows of `columns` numbers, rows `stride` apart: `see` gets each, four at a time where
+/// they lie so.
+template <class See>
+__device__ __forceinline__ void look_at(const float* from, int rows, int columns, int stride, const See& see) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if ((columns | stride) % 4 == 0 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+        const int pieces = columns / 4;
+#pragma unroll 8
+        for (int i = tid; i < rows * pieces; i += kThreads) {
+            const float4 f = *reinterpret_cast<const float4*>(from + static_cast<std::int64_t>(i / pieces) * stride +
+                                                              i % pieces * 4);
+            see(f.x);
+            see(f.y);
+            see(f.z);
+            see(f.w);
+        }
+        return;
+    }
+    for (int i = tid; i < rows * columns; i += kThreads) {
+        see(from[static_cast<std::int64_t>(i / columns) * stride + i % columns]);
+    }
+}
+
+/// Whether products of A's rows with columns of X count, for the whole thread block. A that has not vanished shows that
+/// in its first rows.
+__device__ __forceinline__ bool products_count(const float* a, int rows, int dk, const float* x, int x_columns,
+                                               int x_stride) {
+    constexpr int kFirstRows = 16;
+    ProductsSeen seen;
+    look_at(a, min(rows, kFirstRows), dk, dk, [&](float each) { seen.see_a(each); });
+    if (__syncthreads_or(seen.count() ? 1 : 0) != 0) return true;
+    look_at(a, rows, dk, dk, [&](float each) { seen.see_a(each); });
+    look_at(x, dk, x_columns, x_stride, [&](float each) { seen.see_x(each); });
+    return __syncthreads_or(seen.count() ? 1 : 0) != 0;
+}
 
 __global__ void __launch_bounds__(kThreads)
     combine_pairs(const float* left, const float* right, float* out, std::int64_t pair_stride, Sizes sizes) {
@@ -63,9 +99,12 @@ __global__ void __launch_bounds__(kThreads)
                 inner < dk && column < columns ? x_l[static_cast<std::int64_t>(inner) * columns + column] : 0.0F;
         }
     };
-    fetch(0);
     float sum[kEach][kEach] = {};
-    for (int first = 0; first < dk; first += kDepth) {
+    const bool count = products_count(a_r + static_cast<std::int64_t>(first_row) * dk, min(kRows, dk - first_row), dk,
+                                      x_l + first_column, min(kColumns, columns - first_column), columns);
+    const int depth_end = count ? dk : 0;
+    if (count) fetch(0);
+    for (int first = 0; first < depth_end; first += kDepth) {
 #pragma unroll
         for (int e = 0; e < kLoadsA; ++e) {
             const int i = tid + e * kThreads;

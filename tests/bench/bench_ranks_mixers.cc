@@ -85,7 +85,8 @@ public:
         // Nothing follows the last block: nobody needs its summary.
         cuda::mixer_block_summaries(shape_, Operand::kBf16, in_, 0, blocks_ - 1, summaries_.data(), workspace_.data(),
                                     stream_);
-        cuda::mixer_outputs(shape_, Operand::kBf16, in_, 0, {}, {summaries_.data()}, true, out_.data(), workspace_.data(),
+        prepare();
+        cuda::mixer_outputs(shape_, Operand::kBf16, in_, 0, {}, {summaries_.data()}, out_.data(), workspace_.data(),
                             stream_);
     }
 
@@ -97,10 +98,10 @@ public:
                                     workspace_.data(), stream_);
         const std::vector<EnteringNode> entering =
             exchange.start_exchange(0, shape_, summaries_.data(), scratch_.data(), carried, stream_);
+        prepare();
         exchange.await_entering(stream_);
         cuda::mixer_outputs(shape_, Operand::kBf16, in_, shard_.first_block, entering,
-                            {summaries_.data(), scratch_.data(), blocks_}, true, out_.data(), workspace_.data(),
-                            stream_);
+                            {summaries_.data(), scratch_.data(), blocks_}, out_.data(), workspace_.data(), stream_);
         exchange.await_list(stream_);
     }
 
@@ -109,6 +110,10 @@ public:
     }
 
 private:
+    void prepare() {
+        cuda::mixer_prepare_outputs(shape_, Operand::kBf16, in_, shard_.first_block, true, workspace_.data(), stream_);
+    }
+
     MixerShape shape_;
     Shard shard_;
     cudaStream_t stream_;

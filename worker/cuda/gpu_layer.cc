@@ -58,10 +58,11 @@ void run_layer(const GpuPass& pass, const GpuLayer& layer, std::int32_t index, G
         index, layer.shape, memory.summaries, memory.node_scratch, carry.nodes, pass.stream);
     if (idle) return;
     project_rest(work, layer);
+    mixer_prepare_outputs(layer.shape, operand, inputs, pass.first_block, complete > 0, memory.mixer_workspace,
+                          pass.stream);
     pass.exchange.await_entering(pass.stream);
     mixer_outputs(layer.shape, operand, inputs, pass.first_block, entering,
-                  {memory.summaries, memory.node_scratch, complete}, complete > 0, memory.o, memory.mixer_workspace,
-                  pass.stream);
+                  {memory.summaries, memory.node_scratch, complete}, memory.o, memory.mixer_workspace, pass.stream);
     ReadOut out = read_out_call(work, layer);
     out.o = memory.o;
     read_out(operand, out, pass.stream);

@@ -65,7 +65,8 @@ inline void check_repeated(const MixerCase& c, std::int64_t copies, std::int64_t
     cuda::DeviceBuffer<float> summaries(std::max<std::int64_t>(1, blocks * summary_floats(shape)), stream);
     cuda::DeviceBuffer<unsigned char> workspace(workspace_bytes, stream);
     cuda::mixer_block_summaries(shape, operand, in, 0, blocks, summaries.data(), workspace.data(), stream);
-    cuda::mixer_outputs(shape, operand, in, 0, {}, {summaries.data()}, blocks > 0, out.data(), workspace.data(), stream);
+    cuda::mixer_prepare_outputs(shape, operand, in, 0, blocks > 0, workspace.data(), stream);
+    cuda::mixer_outputs(shape, operand, in, 0, {}, {summaries.data()}, out.data(), workspace.data(), stream);
     CHECK(count_unlike({rows, copies * values, c.tokens, values}, out.data(), size, stream) == 0);
 
     // The first heads of the first rows.

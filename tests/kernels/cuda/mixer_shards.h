@@ -130,7 +130,8 @@ inline std::vector<float> run_shards(const MixerCase& c, Operand operand, const 
         const cuda::DeviceBuffer<float> above = nodes_above(shape, summaries.data(), cuts[i], blocks, stream);
         const bool formed = kept == Workspace::kKept && blocks > 0;
         const cuda::ShardNodes shard{summaries.data(), formed ? above.data() : nullptr, blocks};
-        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, shard, formed,
+        cuda::mixer_prepare_outputs(shape, operand, in, cuts[i], formed, workspace.data(), stream);
+        cuda::mixer_outputs(shape, operand, in, cuts[i], entering, shard,
                             static_cast<char*>(out.data()) + first * width * bytes, workspace.data(), stream);
         for (std::int64_t b = 0; b < blocks; ++b) {
             cuda::DeviceBuffer<float> node(one, stream);

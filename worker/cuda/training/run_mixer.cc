@@ -46,8 +46,8 @@ void RunMixer::forward(const MixerInputs& inputs, void* o) {
         shard.above = memory_.node_scratch;
         shard.above_blocks = run_.complete;
     }
-    mixer_outputs(shape_, operand_, inputs, run_.first_block, nodes(), shard, run_.complete > 0, o, memory_.workspace,
-                  stream_);
+    mixer_prepare_outputs(shape_, operand_, inputs, run_.first_block, run_.complete > 0, memory_.workspace, stream_);
+    mixer_outputs(shape_, operand_, inputs, run_.first_block, nodes(), shard, o, memory_.workspace, stream_);
 }
 
 void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients) {
