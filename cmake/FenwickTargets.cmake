@@ -28,6 +28,11 @@ function(fenwick_library name)
     target_link_libraries(${name} PUBLIC fenwick_flags ${ARG_DEPENDS})
 endfunction()
 
+# fenwick_build_quickly(): releases of this folder's C++ and of those below are not optimised for speed, -O1 for -O3.
+function(fenwick_build_quickly)
+    add_compile_options($<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+endfunction()
+
 # fenwick_cuda_library(NAME SOURCES ... DEPENDS ...): the same with .cu files, for the architectures of
 # FENWICK_CUDA_ARCHITECTURES. Only where FENWICK_HAVE_CUDA.
 function(fenwick_cuda_library name)
