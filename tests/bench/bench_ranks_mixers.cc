@@ -68,8 +68,8 @@ public:
         // Nothing follows the last block: nobody needs its summary.
         cuda::mixer_block_summaries(shape_, Operand::kBf16, in_, 0, blocks_ - 1, summaries_.data(), workspace_.data(),
                                     stream_);
-        cuda::mixer_outputs(shape_, Operand::kBf16, in_, 0, {}, {summaries_.data()}, true, out_.data(), workspace_.data(),
-                            stream_);
+        cuda::mixer_outputs(shape_, Operand::kBf16, in_, 0, {}, {summaries_.data()}, true, out_.data(),
+                            workspace_.data(), stream_);
     }
 
     /// The mixer's step of a pass as the engine does it: with the exchange and the next pass's list.
