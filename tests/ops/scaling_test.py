@@ -3,6 +3,7 @@
 usage: scaling_test.py FENWICK_PROGRAM PLAN_MIXERS_PROGRAM"""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,22 @@ from scaling.measure import benchmarks, rank_counts
 from scaling.model import Curve, faults, merged
 
 PROGRAMS = []
+
+STAND_INS = {
+    "nvidia-smi": "#!/bin/sh\nfor gpu in 1 2 3 4; do echo H200; done\n",
+    "mpirun": '#!/bin/sh\nexport RANKS=$4\nshift 4\nexec "$@"\n',  # --allow-run-as-root --oversubscribe -np N
+    "fenwick": "#!/bin/sh\nexit 1\n",
+    "bench_train": "#!/bin/sh\nexit 1\n",
+    # Arguments: mixers --tokens T ... --json FILE. Four ranks of $OTHER tokens have other bytes.
+    "bench_ranks": f"""#!{sys.executable}
+import json, os, sys
+tokens, ranks = int(sys.argv[3]), int(os.environ["RANKS"])
+with open(sys.argv[-1], "a") as file:
+    for p in (1, ranks):
+        other = p == 4 and os.environ["OTHER"] == str(tokens)
+        print(json.dumps({{"part": "mixer", "what": "w", "tokens": tokens, "ranks": p, "ms": [8], "checksum": int(other)}}), file=file)
+""",
+}
 
 
 def figure(ranks, ms, tokens=1000, part="prefill", **more):
@@ -163,6 +180,29 @@ class Programs(unittest.TestCase):
             self.assertEqual(self.curve(*words)[0], 65)
             file.write_text('{"figures": [{"part": "mixer"}]}')
             self.assertEqual(self.curve(*words)[0], 65)
+
+    def test_measuring_from_end_to_end(self):
+        """With stand-ins for four GPUs, mpirun and the benchmarks: what is started, what is written, what makes it fail."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in STAND_INS.items():
+                Path(folder, name).write_text(text)
+                Path(folder, name).chmod(0o755)
+            file = Path(folder, "figures.json")
+            words = [ROOT / "ops/scaling-curve", "--build", folder, "--tokens", "4096", "8192", "--output", file, "--only", "mixers"]
+            path = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+            for other, code in (("none", 0), ("8192", 1)):
+                done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env={**path, "OTHER": other})
+                self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                self.assertEqual("FAILED  w, mixer, T 8,192: the bytes of 4 ranks are not those of 1" in done.stdout, code == 1)
+            found = json.loads(file.read_text())
+            self.assertEqual(found["device"], "4 x H200")
+            self.assertEqual([(f["tokens"], f["ranks"]) for f in found["figures"]],
+                             [(t, p) for ranks in (2, 4) for t in (4096, 8192) for p in (1, ranks)])
+            more = [*words[:-1], "training", "--model", folder]
+            done = subprocess.run(list(map(str, more)), capture_output=True, text=True, env=path)
+            self.assertEqual((done.returncode, "FAILED  training on 131072 tokens on 2 GPUs" in done.stdout), (1, True), done.stdout)
+            fewer = subprocess.run(list(map(str, [*words, "--ranks", 5])), capture_output=True, text=True, env=path)
+            self.assertEqual(fewer.returncode, 69)
 
 
 if __name__ == "__main__":
