@@ -3,6 +3,8 @@
 //   bench_ranks exchange [--runs N]                               swaps, and one layer's exchange
 //   bench_ranks mixers [--tokens T] [--runs N] [--only NAME-PART] the mixers of the comparison
 //   bench_ranks model --model DIR [--tokens T] [--runs N]         a whole model's prefill, scoring included
+//
+// mixers and model: --json FILE appends each figure, with the times of all runs, as a line of JSON.
 #include "tests/bench/bench_ranks.h"
 
 #include <fmt/format.h>
@@ -45,6 +47,7 @@ struct Options {
     int runs = 7;
     std::string only;
     std::filesystem::path model;
+    std::filesystem::path json;
 };
 
 int run(int argc, char** argv) {
@@ -55,7 +58,10 @@ int run(int argc, char** argv) {
     CLI::App* mixers = app.add_subcommand("mixers", "the mixers of the comparison");
     CLI::App* model = app.add_subcommand("model", "a whole model's prefill");
     for (CLI::App* each : {exchange, mixers, model}) each->add_option("--runs", options.runs, "runs of each");
-    for (CLI::App* each : {mixers, model}) each->add_option("--tokens", options.tokens, "tokens of the document");
+    for (CLI::App* each : {mixers, model}) {
+        each->add_option("--tokens", options.tokens, "tokens of the document");
+        each->add_option("--json", options.json, "file that each figure is appended to");
+    }
     mixers->add_option("--only", options.only, "part of a mixer's name");
     model->add_option("--model", options.model, "folder of the model")->required();
     CLI11_PARSE(app, argc, argv);
@@ -77,8 +83,8 @@ int run(int argc, char** argv) {
     bool same = true;
     try {
         if (*exchange) bench_exchange(world, options.runs);
-        if (*mixers) same = bench_mixers(world, options.tokens, options.runs, options.only);
-        if (*model) same = bench_model(world, options.model, options.tokens, options.runs);
+        if (*mixers) same = bench_mixers(world, options.tokens, options.runs, options.only, options.json);
+        if (*model) same = bench_model(world, options.model, options.tokens, options.runs, options.json);
     } catch (const std::exception& error) {
         world.abort(error.what(), ExitCode::kInternal);
     }

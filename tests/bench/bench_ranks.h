@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -46,8 +47,10 @@ private:
 [[nodiscard]] double largest(Communicator& world, double own);
 
 /// Each mixer of the comparison, T tokens, on rank 0 alone and on all ranks. `part`: of a name, empty for all. Returns
-/// false where the bytes differ.
-[[nodiscard]] bool bench_mixers(Communicator& world, std::int64_t tokens, int runs, const std::string& part);
+/// false where the bytes differ, or a rank did not send what the schedule says. A mixer that memory is too small for is
+/// said to be so. `json`: where figures are appended to (bench_figures.h).
+[[nodiscard]] bool bench_mixers(Communicator& world, std::int64_t tokens, int runs, const std::string& part,
+                                const std::filesystem::path& json);
 
 /// Swaps of bytes and the exchange of one layer's summaries between ranks.
 void bench_exchange(Communicator& world, int runs);

@@ -20,6 +20,7 @@
 #include "parallel/mpi_communicator.h"
 #include "parallel/mpi_monitor.h"
 #include "parallel/self_communicator.h"
+#include "tests/bench/bench_figures.h"
 #include "tests/bench/bench_options.h"
 #include "worker/cuda/training/gpu_engine.h"
 #include "worker/cuda/training/training_memory.h"
@@ -40,6 +41,7 @@ struct Settings {
     int runs = 3;
     bool fp32 = false;
     bool plan_only = false;
+    std::filesystem::path json;  ///< what figures are appended to; empty: none
     double budget_gib = 139.0;
     double peak_tflops = 989.0;
 
@@ -124,6 +126,18 @@ std::vector<Result> bench(const Settings& settings, const std::filesystem::path&
         result.seconds = median(pass_seconds);
         all.push_back(result);
         if (world.rank() != 0) continue;
+        std::vector<double> ms;
+        for (std::size_t i = 0; i < pass_seconds.size(); ++i) ms.push_back(1e3 * (pass_seconds[i] + step_seconds[i]));
+        bench::append_figure(settings.json, {{"what", fmt::format("{}, {:.0f} M parameters", model->family(),
+                                                                  static_cast<double>(model->parameter_count()) / 1e6)},
+                                             {"part", "training"},
+                                             {"tokens", tokens},
+                                             {"ranks", world.size()},
+                                             {"ms", ms},
+                                             {"update_ms", 1e3 * median(step_seconds)},
+                                             {"inputs_kept", engine.backprop().places()},
+                                             {"layers", std::ssize(model->layer_costs())},
+                                             {"loss", result.loss}});
         const double flops =
             3.0 * static_cast<double>(settings.documents) * forward_flops(*model, tokens / settings.documents);
         fmt::print(
@@ -155,7 +169,12 @@ void bench_world(const Settings& settings, const std::filesystem::path& folder, 
     if (world.rank() == 0) print_plans(settings, folder, world.size());
     std::vector<Result> alone;
     SelfCommunicator self;
-    if (world.rank() == 0) alone = bench(settings, folder, self);
+    try {
+        if (world.rank() == 0) alone = bench(settings, folder, self);
+    } catch (const UnavailableError& error) {
+        if (world.size() == 1) throw;
+        fmt::print("one GPU alone: {}\n", error.what());  // what several have room for may be too long for one
+    }
     barrier(world);
     if (world.size() == 1) return;
     const std::vector<Result> together = bench(settings, folder, world);
@@ -197,6 +216,8 @@ int run(int argc, char** argv) {
     app.add_flag(
         "--plan", settings.plan_only,
         "print the memory plan alone; a GPU has to be there all the same (its sort is asked for its workspace)");
+    app.add_option("--json", settings.json,
+                   "file that each figure, of forward, backward and the optimiser's step, is appended to");
     app.add_flag("--fp32", settings.fp32, "fp32 operands");
     CLI11_PARSE(app, argc, argv);
 
