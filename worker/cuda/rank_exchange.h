@@ -1,9 +1,9 @@
 // What a pass on the GPU exchanges with other ranks, layer by layer: the convolution's halo, then the tree's nodes.
 // Both go over the communicator's own stream while the compute stream does what needs nothing from other ranks:
 //
-//   compute  convolved columns | gates' columns     | wait | convolution ... summaries, nodes | gate's columns | wait |
-//   outputs comm              after ->   halo, carried rows ->                                 after -> rounds of lists
-//   ->  end list
+//   compute  columns of the convolution | gates' columns | wait | convolution ... summaries, nodes |
+//            gate's columns, what outputs can have before | wait | outputs
+//   comm     after the first columns: halo, carried rows; after the nodes: rounds of lists, end list
 #pragma once
 
 #include <map>
