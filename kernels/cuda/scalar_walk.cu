@@ -200,9 +200,7 @@ __global__ void __launch_bounds__(Walk<kKeyDim, kRunning, kColumns>::kThreads)
 #pragma unroll
             for (float& x : state) x *= keep;
         }
-        product_begin(state);
-        issue_tiles<64, Rows::kDepth, true>(state, keys + stage * W::kKeyBytes + warpgroup * kHalfTile, value_tile, 0,
-                                            warp, lane);
+        issue_transposed_product(state, keys + stage * W::kKeyBytes + warpgroup * kHalfTile, value_tile, warp, lane);
         product_commit();
         load();
     }

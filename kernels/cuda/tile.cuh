@@ -113,32 +113,6 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], std::uint32_t tile
 /// How a tile of the right operand B [k][n] lies: one row a k, or one row an n.
 enum class Rows { kDepth, kColumns };
 
-/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
-/// 16).
-__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
-                                                  int lane) {
-    load_matrices_transposed(
-        a, tile + tile_offset(16 * step + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
-}
-
-/// acc[16, kColumns] += a[16, 16] B for one warp: columns [first, + kColumns) of B, depths [16 step, + 16) of its tile.
-template <int kColumns, Rows kRows>
-__device__ __forceinline__ void multiply(float (&acc)[kColumns / 2], const std::uint32_t (&a)[4], std::uint32_t tile,
-                                         int step, int first, int lane) {
-#pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n) {
-        std::uint32_t b[4];
-        if constexpr (kRows == Rows::kDepth) {
-            load_matrices_transposed(b, tile + tile_offset(16 * step + (lane & 15), first / 8 + 2 * n + (lane >> 4)));
-        } else {
-            load_matrices(
-                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * step + ((lane >> 3) & 1)));
-        }
-        mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
-        mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);
-    }
-}
-
 #if defined(FENWICK_WGMMA)
 /// wgmma's descriptor of a tile, 128-byte swizzle: its low half is the place, which a step of the depth adds to.
 struct TileDescriptor {
@@ -188,25 +162,13 @@ __device__ __forceinline__ void wgmma_64x64x16_first(float (&d)[32], const std::
         : FENWICK_NEW_ACC_OPERANDS(d)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kRows == Rows::kDepth ? 1 : 0));
 }
-/// Both operands from tiles. kTransposed: A's tile has a row for each depth.
-template <Rows kRows, bool kTransposed>
-__device__ __forceinline__ void wgmma_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b) {
+/// Both operands from tiles whose rows are the depth.
+__device__ __forceinline__ void wgmma_64x64x16_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b) {
     asm volatile(
         "{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FENWICK_ACC_LIST ", %32, %33, p, 1, 1, %34, %35;\n\t}"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FENWICK_ACC_LIST ", %32, %33, p, 1, 1, 1, 1;\n\t}"
         : FENWICK_ACC_OPERANDS(d)
-        : "l"(a), "l"(b), "n"(kTransposed ? 1 : 0), "n"(kRows == Rows::kDepth ? 1 : 0));
-}
-/// The same for 32 columns.
-template <Rows kRows, bool kTransposed>
-__device__ __forceinline__ void wgmma_tiles(float (&d)[16], std::uint64_t a, std::uint64_t b) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, %18, %19;\n\t}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "n"(kTransposed ? 1 : 0), "n"(kRows == Rows::kDepth ? 1 : 0));
+        : "l"(a), "l"(b));
 }
 #endif
 
@@ -224,30 +186,13 @@ __device__ __forceinline__ void product_wait() {
 #endif
 }
 /// After the wait: uses of `acc` stay behind it.
-template <int kSize>
-__device__ __forceinline__ void product_done(float (&acc)[kSize]) {
+__device__ __forceinline__ void product_done(float (&acc)[32]) {
 #if defined(FENWICK_WGMMA)
 #pragma unroll
     for (float& x : acc) asm volatile("" : "+f"(x)::"memory");
 #else
     (void)acc;
 #endif
-}
-
-/// Before products of tiles into sums that other instructions have written.
-template <class... Sums>
-__device__ __forceinline__ void product_begin(Sums&... sums) {
-    (product_done(sums), ...);
-#if defined(FENWICK_WGMMA)
-    wgmma_fence();
-#endif
-}
-/// Waits for all products: before it nothing may touch their sums or write to their tiles.
-template <class... Sums>
-__device__ __forceinline__ void product_end(Sums&... sums) {
-    product_commit();
-    product_wait<0>();
-    (product_done(sums), ...);
 }
 
 /// acc[64, 64] (+)= A[64, 16 steps] B, all four warps of a warpgroup together. A comes in fragments, B from a tile at
@@ -292,30 +237,32 @@ __device__ __forceinline__ void issue_product(float (&acc)[32], const std::uint3
 #endif
 }
 
-/// acc[64, kColumns] += A B for a warpgroup over a depth of 64: A (kTransposed: its transpose) a tile, B columns
-/// [first, + kColumns) of one. Between product_begin and product_end; several may add to one sum.
-template <int kColumns, Rows kRows, bool kTransposed>
-__device__ __forceinline__ void issue_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile,
-                                            int first, int warp, int lane) {
+/// acc[64, 64] += A^T B over 64 rows: both tiles have one row for each of the 64 depths. As issue_product.
+__device__ __forceinline__ void issue_transposed_product(float (&acc)[32], std::uint32_t a_tile, std::uint32_t b_tile,
+                                                         int warp, int lane) {
 #if defined(FENWICK_WGMMA)
     (void)warp;
     (void)lane;
-    constexpr int kStepsA = kTransposed ? 16 * kTileRowBytes : 32;
-    constexpr int kStepsB = kRows == Rows::kDepth ? 16 * kTileRowBytes : 32;
     const TileDescriptor a(a_tile);
-    const TileDescriptor b(b_tile + static_cast<std::uint32_t>(first * (kRows == Rows::kDepth ? 2 : kTileRowBytes)));
+    const TileDescriptor b(b_tile);
+    wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < 4; ++s) wgmma_tiles<kRows, kTransposed>(acc, a.at(s * kStepsA), b.at(s * kStepsB));
+    for (int s = 0; s < 4; ++s) {
+        wgmma_64x64x16_tiles(acc, a.at(s * 16 * kTileRowBytes), b.at(s * 16 * kTileRowBytes));
+    }
 #else
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
         std::uint32_t a[4];
-        if constexpr (kTransposed) {
-            load_a_transposed(a, a_tile, warp, s, lane);
-        } else {
-            load_a(a, a_tile, warp, s, lane);
+        load_matrices_transposed(
+            a, a_tile + tile_offset(16 * s + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            std::uint32_t b[4];
+            load_matrices_transposed(b, b_tile + tile_offset(16 * s + (lane & 15), 2 * n + (lane >> 4)));
+            mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
+            mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);
         }
-        multiply<kColumns, kRows>(acc, a, b_tile, s, first, lane);
     }
 #endif
 }

@@ -127,14 +127,13 @@ __global__ void __launch_bounds__(PrepareTiles<kKeyDim>::kThreads) prepare_kerne
 
     float kk[kOwn / 2] = {};
     float qk[kOwn / 2] = {};
-    product_begin(kk, qk);
 #pragma unroll
     for (int i = 0; i < kPanels; ++i) {
         const std::uint32_t keys = start + C::kK + i * kPanelBytes;
-        issue_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, panel * kOwn, warp, lane);
-        issue_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, panel * kOwn, warp, lane);
+        multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, panel * kOwn, warp, lane);
+        multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, panel * kOwn, warp,
+                                                    lane);
     }
-    product_end(kk, qk);
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 2) {
         const int r = row + (i & 2) * 4;
@@ -170,7 +169,6 @@ __global__ void __launch_bounds__(PrepareTiles<kKeyDim>::kThreads) prepare_kerne
         store(C::kLower, x0, x1);
         store(C::kDecayed, y0, y1);
     }
-    fence_for_wgmma();
     __syncthreads();
 
     const auto place = [&](__nv_bfloat16* all, std::int64_t elements) {
@@ -180,31 +178,23 @@ __global__ void __launch_bounds__(PrepareTiles<kKeyDim>::kThreads) prepare_kerne
         reinterpret_cast<uint4*>(place(m.triangle, kChunk * kChunk))[i] =
             reinterpret_cast<const uint4*>(aligned + C::kLower)[i];
     }
-    // The sum of products of two tiles with one, those of T split.
     float acc[32];
-    const auto multiply_two = [&](std::uint32_t high, std::uint32_t right) {
-#pragma unroll
-        for (float& x : acc) x = 0.0F;
-        product_begin(acc);
-        issue_tiles<64, Rows::kDepth, false>(acc, high, right, 0, warp, lane);
-        issue_tiles<64, Rows::kDepth, false>(acc, high + kPanelBytes, right, 0, warp, lane);
-        product_end(acc);
-    };
     for (int tile = panel; tile < m.tiles; tile += kPanels) {
-        multiply_two(start + C::kLower, start + C::kV + tile * kPanelBytes);
+        multiply_group<Rows::kDepth, false, false>(acc, start + C::kLower, start + C::kV + tile * kPanelBytes, warp,
+                                                   lane);
+        multiply_group<Rows::kDepth, false, true>(acc, start + C::kLower + kPanelBytes,
+                                                  start + C::kV + tile * kPanelBytes, warp, lane);
         store_tile(acc, place(m.writes, std::int64_t{m.tiles} * kChunk * kChunk) + tile * kPanelBytes, row, lane);
     }
-    multiply_two(start + C::kDecayed, start + C::kK + panel * kPanelBytes);
+    const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
+    multiply_group<Rows::kDepth, false, false>(acc, start + C::kDecayed, keys, warp, lane);
+    multiply_group<Rows::kDepth, false, true>(acc, start + C::kDecayed + kPanelBytes, keys, warp, lane);
     store_tile(acc, place(m.removes, m.state_elements()) + panel * kPanelBytes, row, lane);
     __syncthreads();  // V has been read: W takes its place
     store_tile(acc, aligned + C::kV + panel * kPanelBytes, row, lane);
     fence_for_wgmma();
     __syncthreads();
-#pragma unroll
-    for (float& x : acc) x = 0.0F;
-    product_begin(acc);
-    issue_tiles<64, Rows::kDepth, false>(acc, start + C::kS, start + C::kV + panel * kPanelBytes, 0, warp, lane);
-    product_end(acc);
+    multiply_group<Rows::kDepth, false, false>(acc, start + C::kS, start + C::kV + panel * kPanelBytes, warp, lane);
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
         const int r = row + (i & 2) * 4;

@@ -119,10 +119,8 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
             written();
             const std::uint32_t x = start + C::kX + panel * kPanelBytes;
             if (!kSummaries && walk.reads_at(c.chunk)) {
-                float part[32] = {};
-                product_begin(part);
-                issue_tiles<64, kColumns, false>(part, start + C::kD, x, 0, warp, lane);
-                product_end(part);
+                float part[32];
+                multiply_group<kColumns, false, false>(part, start + C::kD, x, warp, lane);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int r = row + 8 * half;
@@ -141,18 +139,15 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
                     if (lane % 4 == 0) shared.dots[panel][e * kChunk + r] += dot;
                 }
             }
-            product_begin(d_removes, d_keys);
-            issue_tiles<64, kColumns, false>(d_removes, start + C::kDValues, x, 0, warp, lane);
-            issue_tiles<64, kColumns, false>(d_keys, start + C::kValues, start + C::kDX + panel * kPanelBytes, 0, warp,
-                                             lane);
-            product_commit();
+            multiply_group<kColumns, false, true>(d_removes, start + C::kDValues, x, warp, lane);
+            multiply_group<kColumns, false, true>(d_keys, start + C::kValues, start + C::kDX + panel * kPanelBytes,
+                                                  warp, lane);
             for (int i = t; i < C::kKeyBytes / 4; i += C::kThreads) {
                 const std::uint32_t state = reinterpret_cast<const std::uint32_t*>(aligned + C::kX)[i];
                 const std::uint32_t gradient = reinterpret_cast<const std::uint32_t*>(aligned + C::kDX)[i];
                 across = fmaf(low_bf16(state), low_bf16(gradient), across);
                 across = fmaf(high_bf16(state), high_bf16(gradient), across);
             }
-            product_end(d_removes, d_keys);
             if (walk.writes_at(c.chunk)) {
 #pragma unroll
                 for (int i = 0; i < kOwn / 2; i += 2) {
@@ -175,19 +170,15 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
         }
         written();
         resume(solved, shared.pairs, tile == 0);
-        float d_v[kOwn / 2] = {};
-        product_begin(solved, d_v);
-        issue_tiles<kOwn, kColumns, false>(solved, start + C::kValues, start + C::kV, own_first, warp, lane);
-        issue_tiles<kOwn, kDepth, true>(d_v, start + C::kT, start + C::kValues, own_first, warp, lane);
-        product_end(solved, d_v);
+        multiply_tiles<kOwn, kColumns, false>(solved, start + C::kValues, start + C::kV, own_first, warp, lane);
         pause(solved, shared.pairs);
+        float d_v[kOwn / 2] = {};
+        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, start + C::kValues, own_first, warp, lane);
         if constexpr (!kSummaries) {
             resume(scores, shared.scores, tile == 0);
-            product_begin(scores, d_v);
-            issue_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);
-            issue_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
-            product_end(scores, d_v);
+            multiply_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);
             pause(scores, shared.scores);
+            multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
         }
         const auto place = [&](int i) {
             const int r = own_row(i);

@@ -104,16 +104,14 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
     const int first = places.t / 128 * kOwn;
     float qk[kOwn / 2] = {};
     float kk[kOwn / 2] = {};
-    product_begin(qk, kk);
 #pragma unroll
     for (int i = 0; i < C::kPanels; ++i) {
         const std::uint32_t keys = start + C::kK + i * kPanelBytes;
         if constexpr (!C::kSummaries) {
-            issue_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
+            multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
         }
-        issue_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
+        multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
     }
-    product_end(qk, kk);
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 2) {
         const int r = places.row(i);
@@ -124,13 +122,10 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
         *places.pair(C::kN, r, column) =
             pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
     }
-    fence_for_wgmma();
     __syncthreads();
     if constexpr (kForm != MatrixForm::kSummaries) {
         float p[kOwn / 2] = {};
-        product_begin(p);
-        issue_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
-        product_end(p);
+        multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = places.row(i);

@@ -72,21 +72,19 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
                                                         scores[i + 1] * pair_lambda(shared, r, column + 1));
         }
         written();
-        float part[32] = {};
-        float removed[kOwn / 2] = {};
-        float d_s[kOwn / 2] = {};
-        product_begin(part, removed, d_s, solved);
-        issue_tiles<64, kDepth, true>(part, start + C::kS, start + C::kX + panel * kPanelBytes, 0, warp, lane);
-#pragma unroll
-        for (int i = 0; i < kPanels; ++i) {
-            issue_tiles<kOwn, kColumns, false>(removed, start + C::kX + i * kPanelBytes,
-                                               start + C::kRemoves + i * kPanelBytes, own_first, warp, lane);
-        }
-        issue_tiles<kOwn, kColumns, false>(d_s, start + C::kValues, start + C::kT, own_first, warp, lane);
-        issue_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
-        product_end(part, removed, d_s, solved);
+        float part[32];
+        multiply_group<kDepth, true, false>(part, start + C::kS, start + C::kX + panel * kPanelBytes, warp, lane);
 #pragma unroll
         for (int i = 0; i < 32; ++i) d_removes[i] -= part[i];
+        float removed[kOwn / 2] = {};
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i) {
+            multiply_tiles<kOwn, kColumns, false>(removed, start + C::kX + i * kPanelBytes,
+                                                  start + C::kRemoves + i * kPanelBytes, own_first, warp, lane);
+        }
+        float d_s[kOwn / 2] = {};
+        multiply_tiles<kOwn, kColumns, false>(d_s, start + C::kValues, start + C::kT, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
@@ -104,13 +102,11 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     written();  // dW and dS * D; dP has been read
     {           // dT
         float by_key[kOwn / 2] = {};
-        product_begin(by_key);
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
-            issue_tiles<kOwn, kColumns, false>(by_key, start + C::kDX + i * kPanelBytes,
-                                               start + C::kK + i * kPanelBytes, own_first, warp, lane);
+            multiply_tiles<kOwn, kColumns, false>(by_key, start + C::kDX + i * kPanelBytes,
+                                                  start + C::kK + i * kPanelBytes, own_first, warp, lane);
         }
-        product_end(by_key);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; ++i) {
             const int r = own_row(i);
@@ -122,14 +118,12 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
             *pair_at(C::kDValues, own_row(i), own_column(i)) = pack_bf16(solved[i], solved[i + 1]);
         }
     }
-    float d_k[32] = {};
+    float d_k[32];
+    multiply_group<kDepth, true, false>(d_k, start + C::kT, start + C::kDX + panel * kPanelBytes, warp, lane);
     written();
-    {  // R, and T^T dW
+    {  // R
         float r_tile[kOwn / 2] = {};
-        product_begin(r_tile, d_k);
-        issue_tiles<kOwn, kDepth, true>(r_tile, start + C::kT, start + C::kDValues, own_first, warp, lane);
-        issue_tiles<64, kDepth, true>(d_k, start + C::kT, start + C::kDX + panel * kPanelBytes, 0, warp, lane);
-        product_end(r_tile, d_k);
+        multiply_tiles<kOwn, kDepth, true>(r_tile, start + C::kT, start + C::kDValues, own_first, warp, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             *pair_at(C::kD, own_row(i), own_column(i)) = pack_bf16(r_tile[i], r_tile[i + 1]);
@@ -140,11 +134,9 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         float d_n[kOwn / 2] = {};
         float less[kOwn / 2] = {};
         float z[kOwn / 2] = {};
-        product_begin(d_n, less, z);
-        issue_tiles<kOwn, kColumns, false>(d_n, start + C::kD, start + C::kT, own_first, warp, lane);
-        issue_tiles<kOwn, kDepth, true>(less, start + C::kN, start + C::kD, own_first, warp, lane);
-        issue_tiles<kOwn, kDepth, false>(z, start + C::kN, start + C::kT, own_first, warp, lane);
-        product_end(d_n, less, z);
+        multiply_tiles<kOwn, kColumns, false>(d_n, start + C::kD, start + C::kT, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(less, start + C::kN, start + C::kD, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, false>(z, start + C::kN, start + C::kT, own_first, warp, lane);
         float beta[2] = {};
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
@@ -200,14 +192,12 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     }
     written();
     const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
-    product_begin(d_k, d_reads);
-    issue_tiles<64, kDepth, false>(d_k, start + C::kValues, keys, 0, warp, lane);
-    issue_tiles<64, kDepth, true>(d_k, start + C::kValues, keys, 0, warp, lane);
+    multiply_group<kDepth, false, true>(d_k, start + C::kValues, keys, warp, lane);
+    multiply_group<kDepth, true, true>(d_k, start + C::kValues, keys, warp, lane);
     if constexpr (!kSummaries) {
-        issue_tiles<64, kDepth, false>(d_reads, start + C::kV, keys, 0, warp, lane);
-        issue_tiles<64, kDepth, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, 0, warp, lane);
+        multiply_group<kDepth, false, true>(d_reads, start + C::kV, keys, warp, lane);
+        multiply_group<kDepth, true, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
     }
-    product_end(d_k, d_reads);
     const auto store = [&](const float(&x)[32], float* to, std::int64_t stride) {
         const auto place = [&](int i) {
             const int r = own_row(i);

@@ -73,7 +73,6 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     copy_async_commit();
     fill_decays(m, c, shared, t);
     copy_async_wait<1>();
-    fence_for_wgmma();
     __syncthreads();
     form_scores<kKeyDim, kForm>(shared, places, start);
 
@@ -92,11 +91,10 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
         const std::uint32_t d_out = start + stage + C::kD;
         {
             const std::uint32_t x = start + C::kX + panel * kPanelBytes;
-            product_begin(sums.d_reads, sums.d_removes, sums.d_keys);
-            issue_tiles<64, kColumns, false>(sums.d_reads, d_out, x, 0, warp, lane);
-            issue_tiles<64, kColumns, false>(sums.d_removes, d_values, x, 0, warp, lane);
-            issue_tiles<64, kColumns, false>(sums.d_keys, values, start + C::kDX + panel * kPanelBytes, 0, warp, lane);
-            product_commit();
+            multiply_group<kColumns, false, true>(sums.d_reads, d_out, x, warp, lane);
+            multiply_group<kColumns, false, true>(sums.d_removes, d_values, x, warp, lane);
+            multiply_group<kColumns, false, true>(sums.d_keys, values, start + C::kDX + panel * kPanelBytes, warp,
+                                                  lane);
         }
 #pragma unroll
         for (int i = 0; i < C::kKeyBytes / 16 / C::kThreads; ++i) {
@@ -111,21 +109,17 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
             add(x.z, d.z);
             add(x.w, d.w);
         }
-        product_end(sums.d_reads, sums.d_removes, sums.d_keys);
         __syncthreads();  // the states have been read
         fetch_states(tile + 1);
         copy_async_commit();
         // dU is dV', of which the walk has left the negative.
         float d_v[kOwn / 2] = {};
-        float less[kOwn / 2] = {};
-        product_begin(sums.solved, less, sums.scores, d_v);
-        issue_tiles<kOwn, kColumns, false>(sums.solved, d_values, v, own_first, warp, lane);
-        issue_tiles<kOwn, kDepth, true>(less, start + C::kT, d_values, own_first, warp, lane);
-        issue_tiles<kOwn, kColumns, false>(sums.scores, d_out, v, own_first, warp, lane);
-        issue_tiles<kOwn, kDepth, true>(d_v, start + C::kP, d_out, own_first, warp, lane);
-        product_end(sums.solved, less, sums.scores, d_v);
+        multiply_tiles<kOwn, kColumns, false>(sums.solved, d_values, v, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, d_values, own_first, warp, lane);
 #pragma unroll
-        for (int i = 0; i < kOwn / 2; ++i) d_v[i] -= less[i];
+        for (float& x : d_v) x = -x;
+        multiply_tiles<kOwn, kColumns, false>(sums.scores, d_out, v, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kP, d_out, own_first, warp, lane);
         const auto place = [&](int i) {
             const int r = places.row(i);
             const int column = tile * 64 + places.column(i);

@@ -160,14 +160,12 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
 
         // W X, or K dX': [64, 64] over the depth of the keys.
         float values[kOwn / 2] = {};
-        product_begin(values);
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
-            issue_tiles<kOwn, Rows::kDepth, false>(values, stage + (kBack ? C::kK : C::kW) + i * kPanelBytes,
-                                                   start + C::kState + side * C::kKeyBytes + i * kPanelBytes,
-                                                   panel * kOwn, warp, lane);
+            multiply_tiles<kOwn, Rows::kDepth, false>(values, stage + (kBack ? C::kK : C::kW) + i * kPanelBytes,
+                                                      start + C::kState + side * C::kKeyBytes + i * kPanelBytes,
+                                                      panel * kOwn, warp, lane);
         }
-        product_end(values);
         const bool writes = !kBack && walk.writes_at(chunk);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
@@ -189,12 +187,11 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
         __syncthreads();
 #pragma unroll
         for (float& x : state) x *= keep;
-        product_begin(state);
-        issue_tiles<64, Rows::kDepth, true>(state, stage + (kBack ? C::kW : C::kK) + panel * kPanelBytes,
-                                            start + C::kOut + side * kPanelBytes, 0, warp, lane);
+        issue_transposed_product(state, stage + (kBack ? C::kW : C::kK) + panel * kPanelBytes,
+                                 start + C::kOut + side * kPanelBytes, warp, lane);
         if (kBack && walk.reads_at(chunk)) {
-            issue_tiles<64, Rows::kDepth, true>(state, stage + C::kQ + panel * kPanelBytes,
-                                                stage + C::kValues + side * kPanelBytes, 0, warp, lane);
+            issue_transposed_product(state, stage + C::kQ + panel * kPanelBytes,
+                                     stage + C::kValues + side * kPanelBytes, warp, lane);
         }
         product_commit();
         if (kKept && live) {

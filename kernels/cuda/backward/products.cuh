@@ -34,6 +34,32 @@ __device__ __forceinline__ void copy_pieces(std::uint32_t to, const __nv_bfloat1
     }
 }
 
+/// The A fragment of a tile's transpose: rows are the tile's columns [16 warp, + 16), the depth its rows [16 step, +
+/// 16).
+__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step,
+                                                  int lane) {
+    load_matrices_transposed(
+        a, tile + tile_offset(16 * step + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
+}
+
+/// acc[16, kColumns] += a[16, 16] B for one warp: columns [first, + kColumns) of B, depths [16 step, + 16) of its tile.
+template <int kColumns, Rows kRows>
+__device__ __forceinline__ void multiply(float (&acc)[kColumns / 2], const std::uint32_t (&a)[4], std::uint32_t tile,
+                                         int step, int first, int lane) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 16; ++n) {
+        std::uint32_t b[4];
+        if constexpr (kRows == Rows::kDepth) {
+            load_matrices_transposed(b, tile + tile_offset(16 * step + (lane & 15), first / 8 + 2 * n + (lane >> 4)));
+        } else {
+            load_matrices(
+                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * step + ((lane >> 3) & 1)));
+        }
+        mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
+        mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);
+    }
+}
+
 /// acc += A B over a depth of 64, A's rows (kTransposed: columns) [16 warp, + 16) from a tile.
 template <int kColumns, Rows kRows, bool kTransposed>
 __device__ __forceinline__ void multiply_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile,
@@ -48,6 +74,25 @@ __device__ __forceinline__ void multiply_tiles(float (&acc)[kColumns / 2], std::
         }
         multiply<kColumns, kRows>(acc, a, b_tile, step, first, lane);
     }
+}
+
+/// acc[64, 64] (+)= A B for a warpgroup, A (or its transpose) a tile.
+template <Rows kRows, bool kTransposed, bool kAdd>
+__device__ __forceinline__ void multiply_group(float (&acc)[32], std::uint32_t a_tile, std::uint32_t b_tile, int warp,
+                                               int lane) {
+    std::uint32_t a[4][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        if constexpr (kTransposed) {
+            load_a_transposed(a[step], a_tile, warp, step, lane);
+        } else {
+            load_a(a[step], a_tile, warp, step, lane);
+        }
+    }
+    issue_product<4, kRows, kAdd>(acc, a, b_tile, lane);
+    product_commit();
+    product_wait<0>();
+    product_done(acc);
 }
 
 __device__ __forceinline__ float exp2_fast(float x) {

@@ -169,9 +169,8 @@ __global__ void __launch_bounds__(Products<kKeyDim, kColumns>::kThreads, 256 / k
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
-            product_begin(state[i]);
-            issue_tiles<64, cuda::Rows::kDepth, true>(state[i], base + stage + warpgroup * kPanelBytes,
-                                                      base + stage + C::kKeyBytes + i * kPanelBytes, 0, warp, lane);
+            issue_transposed_product(state[i], base + stage + warpgroup * kPanelBytes,
+                                     base + stage + C::kKeyBytes + i * kPanelBytes, warp, lane);
         }
         product_commit();
         load(step + kStages - 1);  // the stage of the step before, which every warp has left

@@ -115,8 +115,7 @@ enum class Rows { kDepth, kColumns };
 inline void product_commit() {}
 template <int kPending>
 void product_wait() {}
-template <int kSize>
-inline void product_done(float (&acc)[kSize]) {
+inline void product_done(float (&acc)[32]) {
     (void)acc;
 }
 template <int kSteps, Rows kRows, bool kAdd>
@@ -135,38 +134,17 @@ inline void issue_product(float (&acc)[32], const std::uint32_t (*a)[4], std::ui
             mma_16x8x16(acc + 8 * n + 4, a[s], b[2], b[3]);
         }
 }
-inline void load_a_transposed(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step, int lane) {
-    load_matrices_transposed(
-        a, tile + tile_offset(16 * step + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
-}
-template <int kColumns, Rows kRows>
-inline void multiply(float (&acc)[kColumns / 2], const std::uint32_t (&a)[4], std::uint32_t tile, int step, int first,
-                     int lane) {
-    for (int n = 0; n < kColumns / 16; ++n) {
-        std::uint32_t b[4];
-        if constexpr (kRows == Rows::kDepth)
-            load_matrices_transposed(b, tile + tile_offset(16 * step + (lane & 15), first / 8 + 2 * n + (lane >> 4)));
-        else
-            load_matrices(
-                b, tile + tile_offset(first + 16 * n + (lane & 7) + ((lane >> 4) << 3), 2 * step + ((lane >> 3) & 1)));
-        mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
-        mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);
-    }
-}
-template <class... Sums>
-void product_begin(Sums&...) {}
-template <class... Sums>
-void product_end(Sums&...) {}
-template <int kColumns, Rows kRows, bool kTransposed>
-inline void issue_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile, int first, int warp,
-                        int lane) {
+inline void issue_transposed_product(float (&acc)[32], std::uint32_t a_tile, std::uint32_t b_tile, int warp, int lane) {
     for (int s = 0; s < 4; ++s) {
         std::uint32_t a[4];
-        if constexpr (kTransposed)
-            load_a_transposed(a, a_tile, warp, s, lane);
-        else
-            load_a(a, a_tile, warp, s, lane);
-        multiply<kColumns, kRows>(acc, a, b_tile, s, first, lane);
+        load_matrices_transposed(
+            a, a_tile + tile_offset(16 * s + (lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1)));
+        for (int n = 0; n < 4; ++n) {
+            std::uint32_t b[4];
+            load_matrices_transposed(b, b_tile + tile_offset(16 * s + (lane & 15), 2 * n + (lane >> 4)));
+            mma_16x8x16(acc + 8 * n, a, b[0], b[1]);
+            mma_16x8x16(acc + 8 * n + 4, a, b[2], b[3]);
+        }
     }
 }
 }  // namespace fenwick::cuda
