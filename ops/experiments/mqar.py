@@ -2,7 +2,7 @@
 """MQAR, multi-query associative recall (Arora et al., arXiv 2312.04927): pairs of keys and values, then every key once
 more, at distances that follow a power law, and its value is to be predicted. Trained on a mixture of sizes, since the easy
 ones are what starts the learning; what counts is the share of answers at the last size, the hardest, with the best of the
-learning rates. Writes mqar.md and mqar.svg into the output folder.
+learning rates, as a mean over --seeds. Writes mqar.md and mqar.svg into the output folder.
 
 usage: ops/experiments/mqar.py --output DIR [--fenwick PROGRAM] [--device cuda --dtype bf16]"""
 
@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 from pathlib import Path
+from statistics import mean
 
 import experiment as lab
 
@@ -83,9 +84,21 @@ def accuracy_of(options, family, width, rate, files):
     return max(row["validation"]["accuracy"] for row in rows if "validation" in row)
 
 
+def data_of(options, sizes):
+    """Token files for training and validation."""
+    data = options.output / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    return [lab.tokenize(options, data / f"{name}.tokens",
+                         write_sequences(data / f"{name}.jsonl", count, options.seed + shift, of, options.vocab),
+                         vocab=options.vocab)
+            for name, count, shift, of in (("train", options.sequences, 0, sizes),
+                                           ("validation", options.validation, 1_000_000, sizes[-1:]))]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     lab.add_options(parser)
+    parser.add_argument("--seeds", type=int, nargs="+", help="several seeds, instead of --seed: one run tells little")
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-2, 2e-2], help="learning rates")
     parser.add_argument("--pairs", type=int, nargs="+", default=[2, 4, 8, 12, 24], help="of each size, the hardest last")
@@ -108,33 +121,38 @@ def main():
         if length < 4 * pairs or pairs >= options.vocab // 2:
             parser.error(f"{pairs} pairs need {4 * pairs} tokens and a vocabulary of {2 * pairs + 2}")
 
-    data = options.output / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    files = [lab.tokenize(options, data / f"{name}.tokens",
-                          write_sequences(data / f"{name}.jsonl", count, options.seed + shift, of, options.vocab),
-                          vocab=options.vocab)
-             for name, count, shift, of in (("train", options.sequences, 0, sizes),
-                                            ("validation", options.validation, 1_000_000, sizes[-1:]))]
-    runs = [(family, width, rate) for family in options.families for width in options.widths for rate in options.rates]
-    for family, width, _ in runs:
-        model_of(options, family, width)
-    runs.sort(key=lambda run: -run[1])  # the widest take the longest and so come first
-    accuracies = dict(zip(runs, lab.at_a_time(options, lambda run: accuracy_of(options, *run, files), runs)))
-    found = {}
+    # A seed is of data and weights; each has a folder of its own.
+    seeds = [argparse.Namespace(**vars(options) | {"seed": seed, "output": options.output / f"seed-{seed}"})
+             for seed in options.seeds or [options.seed]]
+    files = {of.seed: data_of(of, sizes) for of in seeds}
+    runs = [(of, family, width, rate) for of in seeds for family in options.families for width in options.widths
+            for rate in options.rates]
+    for of, family, width, _ in runs:
+        model_of(of, family, width)
+    runs.sort(key=lambda run: -run[2])  # the widest take the longest and so come first
+    accuracies = lab.at_a_time(options, lambda run: accuracy_of(*run, files[run[0].seed]), runs)
+    by_run = {(of.seed, *run): accuracy for (of, *run), accuracy in zip(runs, accuracies)}
+    best = {}  # (family, width) -> each seed's, with the best of the rates
     for family in options.families:
         for width in options.widths:
-            by_rate = {rate: accuracies[family, width, rate] for rate in options.rates}
-            found[family, width] = max(by_rate.values())
-            lab.say(f"{family}, width {width}: " + ", ".join(f"{a:.1%} at {r:g}" for r, a in by_rate.items()))
+            for of in seeds:
+                by_rate = {rate: by_run[of.seed, family, width, rate] for rate in options.rates}
+                best.setdefault((family, width), []).append(100 * max(by_rate.values()))
+                lab.say(f"{family}, width {width}, seed {of.seed}: " + ", ".join(f"{a:.1%} at {r:g}" for r, a in by_rate.items()))
+
+    def shown(found):
+        spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 else ""
+        return f"{mean(found):.1f} %{spread}"
+
     lab.write_table(options.output / "mqar.md", "MQAR: share of answers predicted",
                     ["family", *(f"width {width}" for width in options.widths)],
-                    [[family, *(f"{100 * found[family, width]:.1f} %" for width in options.widths)]
-                     for family in options.families],
+                    [[family, *(shown(best[family, width]) for width in options.widths)] for family in options.families],
                     [f"{options.pairs[-1]} pairs in {options.lengths[-1]} tokens; trained on {options.pairs} pairs in "
                      f"{options.lengths} tokens, vocabulary {options.vocab}, {options.layers} layers, {options.steps} steps "
-                     f"of {options.batch_tokens} tokens, best of the rates {options.rates}, seed {options.seed}."])
+                     f"of {options.batch_tokens} tokens, best of the rates {options.rates}, seeds "
+                     f"{[of.seed for of in seeds]}: mean (least to most)."])
     lab.plot(options.output / "mqar.svg",
-             {family: (options.widths, [100 * found[family, width] for width in options.widths])
+             {family: (options.widths, [mean(best[family, width]) for width in options.widths])
               for family in options.families}, "width of the model", "answers predicted, %", "MQAR")
 
 
