@@ -49,7 +49,7 @@ struct ShardNodes {
     std::int64_t above_blocks = 0;
 };
 
-/// Bytes of device workspace that the two calls below need (256-byte aligned) for a shard of `rows` rows that starts at
+/// Bytes of device workspace that the calls below need (256-byte aligned) for a shard of `rows` rows that starts at
 /// block `first_block` of its document.
 [[nodiscard]] std::size_t mixer_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                 std::int64_t first_block);
