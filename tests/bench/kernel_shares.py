@@ -46,6 +46,9 @@ def main():
     for row in csv.DictReader(lines[start:]):
         name, values = launches.setdefault(row["ID"], (short_name(row["Kernel Name"]), {}))
         values[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+    missing = sorted({metric for _, values in launches.values() for metric in (TIME, MEMORY, MATRIX, OTHER) if metric not in values})
+    if missing:
+        sys.exit(f"ncu does not have {', '.join(missing)} on this GPU: `ncu --query-metrics` lists what it has")
     sums = {}
     for name, values in launches.values():
         of = sums.setdefault(name, [0, 0.0, 0.0, 0.0, 0.0])
