@@ -42,14 +42,14 @@ bool has_accelerator() {
 CUtensorMap make_tensor_map(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
     CUtensorMap map{};
     if (!has_accelerator()) return map;
-    static const PFN_cuTensorMapEncodeTiled_v12000 kEncode = encode_function();
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = encode_function();
     const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
     const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};  // bytes
     const cuuint32_t box[2] = {kBoxColumns, kBoxRows};
     const cuuint32_t steps[2] = {1, 1};
-    const CUresult result = kEncode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides,
-                                    box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides,
+                                   box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         throw UnavailableError(fmt::format(
             "mixer: the driver refuses a matrix of {} rows and {} columns, {} elements apart (cuTensorMapEncodeTiled: "
