@@ -8,16 +8,14 @@
 #include <math_constants.h>
 
 #include "core/cuda/check.h"
-#include "kernels/cuda/matrix_inverse.cuh"
 #include "kernels/cuda/matrix_plan.h"
-#include "kernels/cuda/matrix_tile.cuh"
+#include "kernels/cuda/matrix_scores.cuh"
 #include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::matrix {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kLambdas = 7;  // levels inside a chunk
+constexpr int kThreads = kPrepareThreads;
 constexpr double kLogDecayFloor = -1000.0;
 constexpr double kLog2E = 1.4426950408889634;
 
@@ -33,14 +31,6 @@ struct Arguments {
     unsigned tiles, run;  // of a thread block
 };
 
-/// What a tile needs of its tokens; two of them, for this tile and the next.
-struct Gates {
-    alignas(16) float2 cumulative[kC];  // G / ln 2 = x + y
-    float beta[kC];
-    float log_decay[kC];  // as it arrives
-    float decay;          // exp(G_C)
-    float lambda[kC][kLambdas];
-};
 template <int kDk>
 struct Shared {
     alignas(1024) unsigned char keys[kDk / 64 * kPanelBytes];
@@ -48,169 +38,6 @@ struct Shared {
     Solve solve;
     Gates gates[2];
 };
-
-/// 2^x of x <= 0; results below 2^-126 become zero.
-__device__ __forceinline__ float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// The warp's 16 rows of a panel into its tile, up to the diagonal block.
-__device__ __forceinline__ void store_rows(const unsigned char* panel, int warp, bf16* tile) {
-    __syncwarp();
-    const int lane = lane_now();
-    const int piece = lane % 8;
-    if (piece / 2 <= warp) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 16 * warp + 4 * i + lane / 8;
-            *reinterpret_cast<uint4*>(tile + row * kC + piece * 8) =
-                *reinterpret_cast<const uint4*>(panel + row * 128 + ((piece ^ (row % 8)) * 16));
-        }
-    }
-    __syncwarp();
-}
-
-// P of the warp's rows, as the operand `p`, into the warp's rows of a panel.
-__device__ __forceinline__ void stage_operand(const std::uint32_t (&p)[4][4], unsigned char* panel, int warp) {
-    const int lane = lane_now();
-#pragma unroll
-    for (int block = 0; block < 4; ++block) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int at = panel_at(16 * warp + lane / 4 + (i % 2) * 8, 16 * block + (i / 2) * 8 + 2 * (lane % 4));
-            *reinterpret_cast<std::uint32_t*>(panel + at) = p[block][i];
-        }
-    }
-}
-
-__device__ __forceinline__ int chunk_level(int i, int j) {
-    return 32 - __clz(i ^ j);
-}
-
-// P T and lambda * (P T) of the warp's rows: P as an operand, T from its tile.
-__device__ __forceinline__ void weigh_scores(Solve& s, const float (&lambda)[kC][kLambdas],
-                                             const std::uint32_t (&p)[4][4], int warp, bf16* plain, bf16* weighed) {
-    const int lane = lane_now();
-    float scores[32];
-    clear(scores);
-    products_begin(scores);
-#pragma unroll
-    for (int step = 0; step < 4; ++step)
-        product_nn<64>(scores, p[step], shared_address(s.triangle[0]), step * 16 * 128, kPanelBytes);
-    products_end(scores);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int i = 16 * warp + lane / 4 + 8 * r;
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            const int j = 8 * n + 2 * (lane % 4);
-            const int at = panel_at(i, j);
-            const float p0 = scores[4 * n + 2 * r];  // zero right of the diagonal: sums of zeros
-            const float p1 = scores[4 * n + 2 * r + 1];
-            *reinterpret_cast<std::uint32_t*>(s.lower[0] + at) = pack(p0, p1);
-            *reinterpret_cast<std::uint32_t*>(s.lower[1] + at) =
-                pack(j <= i ? p0 * lambda[i][chunk_level(i, j)] : 0.0F,
-                     j < i ? p1 * lambda[i][chunk_level(i, j + 1)] : 0.0F);
-        }
-    }
-    store_rows(s.lower[0], warp, plain);
-    store_rows(s.lower[1], warp, weighed);
-}
-
-// K K^T and Q K^T of the warp's 16 rows.
-template <int kDk>
-__device__ __forceinline__ void multiply_keys(float (&kk)[32], float (&qk)[32], std::uint32_t keys,
-                                              std::uint32_t queries, int warp) {
-    clear(kk);
-    clear(qk);
-    keep(kk);
-    products_begin(qk);
-#pragma unroll
-    for (int step = 0; step < kDk / 16; ++step) {
-        const int at = (step / 4) * kPanelBytes + (step % 4) * 32;
-        product_tiles(kk, keys, keys, at, warp);
-        product_tiles(qk, queries, keys, at, warp);
-    }
-    products_end(kk);
-    keep(qk);
-}
-
-// Heads of one key head have the same K K^T and Q K^T: the first one leaves them where K and Q were, every thread its
-// own.
-constexpr bool can_share(int key_dim) {
-    return key_dim == 128;  // a tile of fp32 takes the room of [64, 128] bf16
-}
-__device__ __forceinline__ void leave_products(const float (&c)[32], unsigned char* at) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        reinterpret_cast<float4*>(at)[i * kThreads + static_cast<int>(threadIdx.x)] =
-            make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
-    }
-}
-__device__ __forceinline__ void take_products(float (&c)[32], const unsigned char* at) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float4 f = reinterpret_cast<const float4*>(at)[i * kThreads + static_cast<int>(threadIdx.x)];
-        c[4 * i] = f.x;
-        c[4 * i + 1] = f.y;
-        c[4 * i + 2] = f.z;
-        c[4 * i + 3] = f.w;
-    }
-}
-
-// Decays of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand. Whether none
-// of the tokens' transitions that this thread sees, I - beta k k^T, makes anything longer.
-template <int kWarp>
-__device__ __forceinline__ bool apply_decays(Solve& s, const Gates& gates, const float (&kk)[32], const float (&qk)[32],
-                                             std::uint32_t (&p)[4][4]) {
-    const int lane = lane_now();
-    bool shrinks = true;
-    float2 at[2];
-    float beta[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        at[r] = gates.cumulative[16 * kWarp + lane / 4 + 8 * r];
-        beta[r] = gates.beta[16 * kWarp + lane / 4 + 8 * r];
-    }
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-        const int block = n / 2;
-        if (block > kWarp) {
-            p[block][n % 2 * 2] = p[block][n % 2 * 2 + 1] = 0;
-            continue;
-        }
-        const int column = 8 * n + 2 * (lane % 4);
-        const float4 from = *reinterpret_cast<const float4*>(gates.cumulative + column);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int row = lane / 4 + 8 * r;  // of the block
-            const float d0 = exp2_of((at[r].x - from.x) + (at[r].y - from.y));
-            const float d1 = exp2_of((at[r].x - from.z) + (at[r].y - from.w));
-            float l0 = beta[r] * kk[4 * n + 2 * r] * d0;
-            float l1 = beta[r] * kk[4 * n + 2 * r + 1] * d1;
-            float p0 = qk[4 * n + 2 * r] * d0;
-            float p1 = qk[4 * n + 2 * r + 1] * d1;
-            if (block == kWarp) {  // the exponents right of the diagonal may be positive: nothing of them is used
-                const int of_block = column - 16 * kWarp;
-                if (of_block == row || of_block + 1 == row) {
-                    const float length = beta[r] * (of_block == row ? kk[4 * n + 2 * r] : kk[4 * n + 2 * r + 1]);
-                    shrinks = shrinks && length >= 0.0F && length <= 2.0F;
-                }
-                if (of_block >= row) l0 = 0.0F;
-                if (of_block + 1 >= row) l1 = 0.0F;
-                if (of_block > row) p0 = 0.0F;
-                if (of_block + 1 > row) p1 = 0.0F;
-                *reinterpret_cast<float2*>(diagonal_block(s, kWarp) + row * kPitch + of_block) = make_float2(l0, l1);
-            } else {
-                store_split(s.lower[0], s.lower[1], panel_at(16 * kWarp + row, column), l0, l1);
-            }
-            p[block][n % 2 * 2 + r] = pack(p0, p1);
-        }
-    }
-    return shrinks;
-}
 
 // G, and exp(G) and the like into `decays`; two tokens a lane of one warp, which copied the log decays itself.
 __device__ __forceinline__ void sum_decays(Gates& gates, float* decays) {
