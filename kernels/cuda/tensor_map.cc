@@ -4,6 +4,8 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
+#include <limits>
+
 #include "core/cuda/check.h"
 #include "core/errors.h"
 
@@ -42,6 +44,13 @@ bool has_accelerator() {
 CUtensorMap make_tensor_map(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
     CUtensorMap map{};
     if (!has_accelerator()) return map;
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // of a box's coordinates
+    if (rows > kMost || columns > kMost) {
+        throw InternalError(
+            fmt::format("mixer: a matrix of {} rows and {} columns; its boxes have 32-bit coordinates: use "
+                        "smaller passes",
+                        rows, columns));
+    }
     static const PFN_cuTensorMapEncodeTiled_v12000 encode = encode_function();
     const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
     const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};  // bytes

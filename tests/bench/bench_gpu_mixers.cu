@@ -21,6 +21,7 @@
 #include "kernels/cuda/backward/mixer.h"
 #include "kernels/cuda/mixer.h"
 #include "tests/bench/device_data.h"
+#include "tests/bench/mixer_works.h"
 
 namespace fenwick::cuda {
 namespace {
@@ -57,15 +58,6 @@ const Work kWorks[] = {
     {"GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, false, 131072},
     {"log-linear GLA, 12 heads 128x128", {kDiagonal, 12, 12, 128, 128, 0}, true, 131072},
 };
-
-std::int64_t levels_of(std::int64_t tokens) {
-    std::int64_t levels = 1;
-    while (tokens > 1) {
-        tokens /= 2;
-        ++levels;
-    }
-    return levels;
-}
 
 struct Timing {
     double median_ms;
@@ -133,7 +125,7 @@ double time_backward(const MixerShape& shape, const MixerInputs& in, const float
 Timing time_work(const Work& work, int runs, bool backward) {
     const Stream stream;
     MixerShape shape = work.shape;
-    if (work.log_linear) shape.levels = levels_of(work.tokens);
+    if (work.log_linear) shape.levels = bench::levels_of(work.tokens);
     const std::int64_t t = work.tokens;
     const bool matrix = shape.algebra == TransitionAlgebra::kMatrix;
     const auto q = bench::random_operand(0, t, shape.key_heads, shape.key_dim, 0.15F, false, 1, stream.get());

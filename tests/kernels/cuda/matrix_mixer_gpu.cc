@@ -83,6 +83,15 @@ TEST_CASE("matrix mixer on the GPU stays right where blocks forget their start")
     }
 }
 
+TEST_CASE("a mixer refuses nodes above fewer blocks than its outputs follow") {
+    const float node = 0.0F;
+    cuda::MixerInputs in;
+    in.rows = 3 * kBlockTokens + 1;
+    CHECK_THROWS_WITH(cuda::mixer_outputs(shape_of(1, 1, 64, 64, 0), Operand::kBf16, in, 0, {}, {&node, &node, 2},
+                                          nullptr, nullptr, nullptr),
+                      "mixer_outputs: nodes above 2 blocks of a shard in which 3 are followed");
+}
+
 TEST_CASE("matrix mixer on the GPU gives the same bits for every cut and again") {
     for (const Operand operand : {Operand::kBf16, Operand::kFp32}) {
         for (const std::int64_t levels : {15, 0}) {
