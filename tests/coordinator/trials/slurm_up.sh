@@ -5,8 +5,8 @@ set -euo pipefail
 dir=$(readlink -m "$1")
 nodes=${2:-4}
 host=$(hostname -s)
-# A port that nobody has: the daemons take it and the next ones.
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1] - 20)')
+# slurmctld takes this port, and the nodes those from the fourth after it.
+port=$("$(dirname "$0")/ports.py" $((nodes + 4)))
 mkdir -p "$dir"/{state,log,run}
 chmod 755 "$dir"
 
@@ -70,5 +70,11 @@ for _ in $(seq 150); do
     [ "$(sinfo -h -N -p low -t idle -o %N 2> /dev/null | sort -u | wc -l)" = "$nodes" ] && break
     sleep 0.2
 done
-[ "$(sinfo -h -N -p low -t idle -o %N | sort -u | wc -l)" = "$nodes" ]
+if [ "$(sinfo -h -N -p low -t idle -o %N 2> /dev/null | sort -u | wc -l)" != "$nodes" ]; then
+    echo "slurm_up.sh: after 30 s not all of $nodes nodes are idle; sinfo and the ends of the logs:" >&2
+    sinfo -h -N -p low -o '%N %t' >&2 || true
+    tail -n 5 "$dir"/log/*.log >&2
+    "$(dirname "$0")/slurm_down.sh" "$dir" || true
+    exit 1
+fi
 echo "$SLURM_CONF"

@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+from ports import free_ports
+
 
 def say(text):
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
@@ -21,12 +23,6 @@ def say(text):
 
 def fail(text):
     raise SystemExit(f"trial failed: {text}")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment():
@@ -43,7 +39,8 @@ class Trial:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.data = Path(data) if data else self.folder / "data"
-        self.api, self.http, self.control = free_port(), free_port(), free_port()
+        self.api = free_ports(3)
+        self.http, self.control = self.api + 1, self.api + 2
         self.model = self.folder / "model"
         self.run("init", "--family", "log_linear_mamba2", "--output", self.model, "--hidden", hidden, "--layers", layers,
                  "--heads", "2", "--head-dim", "8", "--state", "8", "--seed", "7")
