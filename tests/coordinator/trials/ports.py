@@ -19,11 +19,11 @@ def usable(port):
 
 
 def free_ports(count):
-    """The first of `count` free ports in a row. They lie below those that the system hands to outgoing connections: one of
-    those could take a port between this look and the server's start, and the server would not come up."""
+    """The first of `count` free ports in a row. They lie below those that the system hands to outgoing connections, where it
+    leaves any: one of those could take a port between this look and the server's start, and the server would not come up."""
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    if end < FIRST + 2 * count:
-        raise SystemExit(f"ports.py: outgoing connections take ports from {end} on (ip_local_port_range); expected {FIRST + 2 * count} or more")
+    if end < 2 * FIRST:
+        end = 32768
     for _ in range(1000):
         first = random.randrange(FIRST, end - count)
         if all(usable(port) for port in range(first, first + count)):
