@@ -19,13 +19,6 @@ struct Gates {
     float lambda[kC][kLambdas];
 };
 
-/// 2^x of x <= 0; results below 2^-126 become zero.
-__device__ __forceinline__ float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // The warp's 16 rows of a panel into its tile, up to the diagonal block.
 __device__ __forceinline__ void store_rows(const unsigned char* panel, int warp, bf16* tile) {
     __syncwarp();

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,12 +27,18 @@ struct Warp {
     int parity_of[32] = {};
     alignas(16) unsigned char slots[2][32 * kLaneBytes];
 };
+struct Copy {
+    unsigned char* to;
+    const void* from;
+    int bytes;
+};
 struct Thread {
     void* sp = nullptr;
     bool done = false;
     const int* wait = nullptr;  // generation that must differ from `seen`
     int seen = 0;
     uint3_ index{};
+    std::deque<std::vector<Copy>> copies{1};  // groups; the last one is open
 };
 struct Guarded {
     unsigned char* map = nullptr;
@@ -41,9 +48,9 @@ std::map<void*, Guarded> allocations;
 std::mutex launching;  // thread ranks: one kernel at a time
 std::mutex allocating;
 
-unsigned char* guarded(std::size_t n, Guarded& out) {
+unsigned char* guarded(std::size_t n, Guarded& out, std::size_t alignment = 16) {
     const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    const std::size_t use = (n + 15) / 16 * 16;
+    const std::size_t use = (n + alignment - 1) / alignment * alignment;
     const std::size_t body = (use + page - 1) / page * page;
     auto* map = static_cast<unsigned char*>(
         mmap(nullptr, body + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -142,6 +149,24 @@ int sync_count(int predicate) {
     arrive(block->all, block->live);
     return r;
 }
+void copy_later(unsigned char* to, const void* from, int bytes) {
+    block->threads[static_cast<std::size_t>(block->current)].copies.back().push_back({to, from, bytes});
+}
+void copies_commit() {
+    block->threads[static_cast<std::size_t>(block->current)].copies.emplace_back();
+}
+void copies_wait(int pending) {
+    auto& groups = block->threads[static_cast<std::size_t>(block->current)].copies;
+    for (; groups.size() > static_cast<std::size_t>(pending) + 1; groups.pop_front()) {
+        for (const Copy& copy : groups.front()) {
+            if (copy.from == nullptr) {
+                std::memset(copy.to, 0, static_cast<std::size_t>(copy.bytes));
+            } else {
+                std::memcpy(copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
+            }
+        }
+    }
+}
 const unsigned char* warp_exchange(const void* value, std::size_t bytes, unsigned mask) {
     (void)mask;
     Warp& w = *block->warps[static_cast<std::size_t>(block->current / 32)];
@@ -165,7 +190,7 @@ void run(const Launch& launch, const std::function<void()>& body, const char* na
     gridDim = launch.grid;
     blockDim = launch.block;
     Guarded shared_guard;
-    shared_base = guarded(std::max<std::size_t>(launch.shared, 16), shared_guard);
+    shared_base = guarded(std::max<std::size_t>(launch.shared, 16), shared_guard, 1024);
     shared_bytes = launch.shared;
     std::mt19937 random(12345);
     const std::int64_t blocks = std::int64_t{launch.grid.x} * launch.grid.y * launch.grid.z;

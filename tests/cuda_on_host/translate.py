@@ -32,7 +32,7 @@ def translate(text):
         close = match(text, end + 3, "(", ")")
         kernel = text[start:i]
         args = text[end + 4:close]
-        out += text[at:start] + f"cuda_on_host::launch(cuda_on_host::Config({config}), \"{kernel.strip().split(chr(10))[0][:40]}\", [=] {{ {kernel}({args}); }})"
+        out += text[at:start] + f"cuda_on_host::launch(cuda_on_host::Config({config}), \"{kernel.strip().split(chr(10))[0][:40]}\", [&] {{ {kernel}({args}); }})"
         at = close + 1
 
 root, outdir = map(pathlib.Path, sys.argv[1:3])

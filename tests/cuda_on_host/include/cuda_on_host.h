@@ -85,6 +85,10 @@ std::size_t dynamic_shared_bytes();
 inline constexpr std::size_t kLaneBytes = 128;
 const unsigned char* warp_exchange(const void* value, std::size_t bytes, unsigned mask);
 int lane();
+// cp.async: `from` null: zeros. The running thread's copies of a group arrive at a wait that leaves at most `pending` later groups.
+void copy_later(unsigned char* to, const void* from, int bytes);
+void copies_commit();
+void copies_wait(int pending);
 template <class T>
 struct Id {
     using type = T;
@@ -119,6 +123,9 @@ inline int __syncthreads_count(int p) {
 }
 inline int __syncthreads_or(int p) {
     return cuda_on_host::sync_count(p) != 0;
+}
+inline int __syncthreads_and(int p) {
+    return cuda_on_host::sync_count(!p) == 0;
 }
 inline void __syncwarp(unsigned mask = 0xffffffffU) {
     char c = 0;
@@ -259,6 +266,11 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     const unsigned long long old = *at;
     if (value < old) *at = value;
+    return old;
+}
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+    const unsigned long long old = *at;
+    *at = old + value;
     return old;
 }
 using std::isfinite;

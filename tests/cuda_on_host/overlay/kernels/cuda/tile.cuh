@@ -25,25 +25,26 @@ inline unsigned char* shared_pointer(std::uint32_t at, std::size_t bytes) {
     }
     return cuda_on_host::dynamic_shared() + (at - kHostShared);
 }
+// A copy arrives when its thread waits for its group, not before.
 template <int kBytes>
 void copy_async_few(std::uint32_t to, const void* from, bool valid) {
     unsigned char* place = shared_pointer(to, kBytes);
-    if (!valid) {
-        std::memset(place, 0, kBytes);
-        return;
-    }
-    if (reinterpret_cast<std::uintptr_t>(from) % kBytes != 0) {
+    if (valid && reinterpret_cast<std::uintptr_t>(from) % kBytes != 0) {
         std::fprintf(stderr, "cp.async: address\n");
         std::abort();
     }
-    std::memcpy(place, from, kBytes);
+    cuda_on_host::copy_later(place, valid ? from : nullptr, kBytes);
 }
 inline void copy_async_16(std::uint32_t to, const void* from, bool valid) {
     copy_async_few<16>(to, from, valid);
 }
-inline void copy_async_commit() {}
+inline void copy_async_commit() {
+    cuda_on_host::copies_commit();
+}
 template <int kPending>
-void copy_async_wait() {}
+void copy_async_wait() {
+    cuda_on_host::copies_wait(kPending);
+}
 inline void fence_for_wgmma() {}
 inline void load_matrices_(std::uint32_t (&r)[4], std::uint32_t at, bool transposed) {
     const unsigned char* all = cuda_on_host::warp_exchange(&at, 4, ~0U);
