@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The promise of the losses' bytes, end to end: documents of 1 to 300,000 tokens, two scalar and two matrix families,
-# thread ranks 1 to 16, pass sizes, and worlds of MPI processes. usage: same_bytes.sh FENWICK_PROGRAM FAMILY
+# thread ranks 1 to 16, pass sizes, and worlds of MPI processes. usage: same_bytes.sh FENWICK_PROGRAM FAMILY [LONGEST=300000]
 set -euo pipefail
 fenwick=$1
 family=$2
+longest=${3:-300000}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for tokens in 1 5 300 4097 70001 300000; do
+for tokens in 1 5 300 4097 70001 "$longest"; do
     # Bytes of a linear congruential generator: the same everywhere.
     awk -v n="$tokens" 'BEGIN { x = n; for (i = 0; i < n; ++i) { x = (x * 1103515245 + 12345) % 2147483648;
         printf "%c", 32 + int(x / 65536) % 95 } }' > "$work/d$tokens.txt"
