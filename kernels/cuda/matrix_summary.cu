@@ -5,23 +5,21 @@
 //
 // Decays make A vanish within a block more often than not. Where what prepare knows of the chunks (Prepared::bounds)
 // keeps A below kVanished, it is not formed but taken for zero, and S is walked from the last chunk on whose state
-// before it the chunks to come leave less than that of. Else, once no element of a thread block's columns of A reaches
-// kVanished they are taken for zero and the walk ends. What is dropped is below 2^-64 of the states that A is applied
-// to, 2^-40 of one rounding of theirs; it depends on the block's own tokens alone, so the bits do not depend on ranks
-// or passes.
+// before it the chunks to come leave less than that of (vanished.cuh). Else, once no element of a thread block's
+// columns of A reaches kVanished they are taken for zero and the walk ends.
 #include <algorithm>
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/matrix_step.cuh"
 #include "kernels/cuda/shared_memory.h"
+#include "kernels/cuda/vanished.cuh"
 #include "kernels/summary.h"
 
 namespace fenwick::cuda::matrix {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr float kVanished = 0x1p-64F;
 constexpr int kLookEvery = 4;  // chunks
 
 struct Arguments {
@@ -133,32 +131,6 @@ __device__ __forceinline__ bool vanished(Columns<kDk>& x) {
     return true;
 }
 
-/// What a block's tokens leave of older states.
-struct Memory {
-    bool vanishes;    // A is below kVanished
-    int first_chunk;  // what the state before it leaves at the block's end is: the walk of S may start there
-};
-
-/// All lanes of a warp get the same. `bounds` is the block's first chunk's, the next one's `heads` further on.
-__device__ __forceinline__ Memory memory_of(const float* bounds, int heads) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const float first = bounds[2 * lane * static_cast<std::int64_t>(heads)];
-    const float second = bounds[(2 * lane + 1) * static_cast<std::int64_t>(heads)];
-    float after = first * second;  // the bound of the lane's chunks and all that follow
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        const float other = __shfl_down_sync(0xFFFFFFFFU, after, d);
-        if (lane + d < 32) after *= other;
-    }
-    const float next = __shfl_down_sync(0xFFFFFFFFU, after, 1);
-    const float from_second = lane == 31 ? second : second * next;
-    const unsigned firsts = __ballot_sync(0xFFFFFFFFU, after < kVanished);  // infinity times zero, NaN, is not
-    const unsigned seconds = __ballot_sync(0xFFFFFFFFU, from_second < kVanished);
-    const int last_first = firsts == 0 ? 0 : 2 * (31 - __clz(static_cast<int>(firsts)));
-    const int last_second = seconds == 0 ? 0 : 2 * (31 - __clz(static_cast<int>(seconds))) + 1;
-    return {(firsts & 1U) != 0, max(last_first, last_second)};
-}
-
 template <int kDk>
 __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     extern __shared__ __align__(1024) unsigned char raw[];
@@ -183,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
     float* out = args.out + (block * args.heads + head) * static_cast<std::int64_t>(kDk * (kDk + dv));
 
     Columns<kDk> x;
-    const Memory memory = memory_of(args.prepared.bounds + block * kC * args.heads + head, args.heads);
+    const BlockMemory memory = memory_of(args.prepared.bounds + block * kC * args.heads + head, args.heads, kC);
     const bool oldest = block == 0 && args.starts_document;
     if (transition && (oldest || memory.vanishes)) {
         clear(x);

@@ -26,16 +26,26 @@
 // Linear: one walk, of the state that enters, which all chunks read and write. What comes after a block depends on its
 // summary only by the state A X + S that leaves it, so with that state's gradient dS and the true X one pass gives all,
 // and A needs no gradient. The first step walks back from 0, for what each block's own outputs add to dX; the tree
-// makes dS of it; the second step walks with both and forms all gradients of rows.
+// makes dS of it; the second step walks with both and forms all gradients of rows. With one walk nothing is gained by
+// W, U and Q~, which take as long to read as the state; they are not formed:
 //
-//   matrix_prepare      T, W, U, Q~ of every chunk
-//   matrix_walks        X and V' forward, dX' and dV' back, by columns of 64
+//   V' = T (V - e^G * K X),   dX = e^(G_C) dX' + Q^T (e^G * dO) - K^T (e^G * (T^T (dV' + S^T dO)))
+//   dQ~ W^T = ((dQ~ K^T) * e^G by columns) T^T
+//
+// Where decays make a block forget (vanished.cuh) walks have fewer chunks: what entered it ends with the chunk before
+// which it has vanished, its own state's starts with the last one after which nothing of older ones is left, and A that
+// the forward pass takes for zero has none.
+//
+//   matrix_prepare      T and S, as the forward pass has them, and what blocks remember; log-linear: W, U, Q~
+//   matrix_walks        X and V' forward, dX' and dV' back, by columns of 64; matrix_walks_linear: of linear models
 //   matrix_rows         everything per token; matrix_rows_linear: of linear models
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/backward/call.h"
+#include "kernels/cuda/matrix_plan.h"
+#include "kernels/cuda/vanished.cuh"
 
 namespace fenwick::cuda::backward {
 
@@ -60,13 +70,14 @@ struct Matrix {
     std::int64_t batch_block = 0;
     std::int64_t batch_blocks = 0;
 
-    double* cumulative = nullptr;  ///< [heads][padded_rows]: G, inclusive, from each block's start
-    // By chunk of the batch, then head.
-    __nv_bfloat16* triangle = nullptr;  ///< T [64, 64]
-    __nv_bfloat16* removes = nullptr;   ///< W [64, d_k]
-    __nv_bfloat16* reads = nullptr;     ///< Q~ [64, d_k]
-    __nv_bfloat16* writes = nullptr;    ///< U [64, tiles * 64]
-    // By chunk of the batch, walk, head and tile.
+    double* cumulative = nullptr;   ///< [heads][padded_rows]: G, inclusive, from each block's start
+    matrix::Prepared prepared;      ///< of the batch's chunks, as of a linear model: `second` is S
+    BlockMemory* memory = nullptr;  ///< [batch blocks][heads]
+    // By chunk of the batch, then head; log-linear.
+    __nv_bfloat16* removes = nullptr;  ///< W [64, d_k]
+    __nv_bfloat16* reads = nullptr;    ///< Q~ [64, d_k]
+    __nv_bfloat16* writes = nullptr;   ///< U [64, tiles * 64]
+    // By chunk of the batch, walk, head and tile; linear: transposed, a state as panels of 64 key columns.
     __nv_bfloat16* states = nullptr;     ///< X before the chunk [d_k, 64]
     __nv_bfloat16* values = nullptr;     ///< e^(G_C - G) * V' [64, 64]
     __nv_bfloat16* d_states = nullptr;   ///< dX' after the chunk [d_k, 64]
@@ -83,7 +94,7 @@ struct Matrix {
     [[nodiscard]] constexpr std::int64_t state_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 
-/// One walk of one block, as the kernels see it.
+/// One walk of one block of a log-linear model, as the kernels see it.
 struct MatrixWalk {
     int bit;  ///< of the chunks' numbers; -1: one run
     bool reads, writes, there;
@@ -94,11 +105,17 @@ struct MatrixWalk {
     bool identity;
     float* d_first;     ///< gets dX before the block, or null
     const float* last;  ///< dX' after the block, or null: zero
+    int first_chunk;    ///< [first_chunk, end_chunk) have a part in it, the others none
+    int end_chunk;
 
     /// The chunk that follows the left run of the pair of `chunk`.
     [[nodiscard]] constexpr int end(int chunk) const { return ((chunk >> (bit + 1)) << (bit + 1)) + (1 << bit); }
+    /// Whether, for the chunk's pair of runs, there is a right one.
+    [[nodiscard]] constexpr bool has_pair(int chunk, int chunks) const { return bit < 0 || end(chunk) < chunks; }
     /// Whether the chunk has a part in it.
-    [[nodiscard]] constexpr bool takes(int chunk, int chunks) const { return bit < 0 || end(chunk) < chunks; }
+    [[nodiscard]] constexpr bool takes(int chunk, int chunks) const {
+        return chunk >= first_chunk && chunk < end_chunk && has_pair(chunk, chunks);
+    }
     [[nodiscard]] constexpr bool reads_at(int chunk) const { return reads && (bit < 0 || (chunk >> bit & 1) != 0); }
     [[nodiscard]] constexpr bool writes_at(int chunk) const { return writes && (bit < 0 || (chunk >> bit & 1) == 0); }
 };
@@ -116,8 +133,10 @@ void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& t
                              const float* d_summaries);
 
 // The parts of these two.
+/// T, S and `memory`; log-linear: W, U and Q~.
 void launch_matrix_prepare(const Matrix& m);
 void launch_matrix_walks(const Matrix& m);
+void launch_matrix_walks_linear(const Matrix& m);
 /// Back with nothing kept but dE.
 void launch_matrix_entering_gradients(const Matrix& m);
 void launch_matrix_rows(const Matrix& m);

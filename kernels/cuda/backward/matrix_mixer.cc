@@ -45,10 +45,17 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
                                                 std::max<std::int64_t>(blocks, 1));
     const std::int64_t chunks = m.blocks_at_once * block_chunks;
     m.cumulative = carver.take<double>(m.heads * m.padded_rows);
-    m.triangle = carver.take<__nv_bfloat16>(chunks * kTileElements);
-    m.removes = carver.take<__nv_bfloat16>(chunks * m.state_elements());
-    m.reads = carver.take<__nv_bfloat16>(chunks * m.state_elements());
-    m.writes = carver.take<__nv_bfloat16>(chunks * m.tiles * kTileElements);
+    m.prepared.triangle = carver.take<__nv_bfloat16>(chunks * kTileElements);
+    m.prepared.rest = carver.take<__nv_bfloat16>(chunks * kTileElements);
+    m.prepared.second = carver.take<__nv_bfloat16>(chunks * kTileElements);
+    m.prepared.decays = carver.take<float>(chunks * 2 * kChunkTokens);
+    m.prepared.bounds = carver.take<float>(chunks);
+    m.memory = carver.take<BlockMemory>(m.blocks_at_once * m.heads);
+    if (!m.linear) {
+        m.removes = carver.take<__nv_bfloat16>(chunks * m.state_elements());
+        m.reads = carver.take<__nv_bfloat16>(chunks * m.state_elements());
+        m.writes = carver.take<__nv_bfloat16>(chunks * m.tiles * kTileElements);
+    }
     m.states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
     m.d_states = carver.take<__nv_bfloat16>(chunks * places * m.state_elements());
     m.values = carver.take<__nv_bfloat16>(chunks * places * kTileElements);
@@ -83,8 +90,8 @@ void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& t
             m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
         }
         if (!prepared) launch_matrix_prepare(m);
-        launch_matrix_walks(m);
-        launch_matrix_rows(m);
+        (m.linear ? launch_matrix_walks_linear : launch_matrix_walks)(m);
+        (m.linear ? launch_matrix_rows_linear : launch_matrix_rows)(m);
     });
 }
 

@@ -1,98 +1,38 @@
-// T, W, U and Q~ of every chunk and head. T is solved for in fp32 by blocks of 16: those on the diagonal by
-// substitution in registers, the others by products. As an operand it is split into two bf16 numbers, as in the forward
-// pass.
+// What the gradients of a chunk and head start from: T and S by the forward pass's kernel, W, U and Q~ from them, and
+// how much of a block its chunks remember. T is two bf16 numbers as an operand, as in the forward pass.
 #include <algorithm>
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/backward/matrix_walk.cuh"
 #include "kernels/cuda/backward/products.cuh"
-#include "kernels/cuda/operand.h"
+#include "kernels/cuda/matrix_tile.cuh"
 #include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
 
-constexpr int kPitch = kChunk + 1;
-constexpr int kSolveBytes = (kChunk * kPitch * 4 + 1023) / 1024 * 1024;
-constexpr int kBlock = 16;  // of the blocks by which a triangle is inverted
-
-// (I + L)^-1 for a strictly lower triangular L, both [64][kPitch]: blocks on the diagonal by substitution, a column a
-// thread; then blocks at distance d = 1, 2, 3 by X[i][j] = -X[i][i] (sum over j <= k < i of L[i][k] X[k][j]). The sum
-// lies above the diagonal until it is used; what lies there at the end is to be taken for zero.
-template <int kThreads>
-__device__ void invert(const float* lower, float* inverse, int t) {
-    constexpr int kSquare = kBlock * kBlock;
-    if (t < kChunk) {
-        const int first = t / kBlock * kBlock;
-        float x[kBlock];
-#pragma unroll
-        for (int i = 0; i < kBlock; ++i) {
-            float sum = first + i == t ? 1.0F : 0.0F;
-#pragma unroll
-            for (int j = 0; j < i; ++j) sum = fmaf(-lower[(first + i) * kPitch + first + j], x[j], sum);
-            x[i] = sum;  // 0 above the diagonal
-            inverse[(first + i) * kPitch + t] = sum;
-        }
-    }
-    __syncthreads();
-    for (int distance = 1; distance < kChunk / kBlock; ++distance) {
-        const int blocks = kChunk / kBlock - distance;
-        for (int e = t; e < blocks * kSquare; e += kThreads) {
-            const int left = e / kSquare * kBlock;
-            const int right = left + distance * kBlock;
-            const int r = e / kBlock % kBlock;
-            const int column = e % kBlock;
-            float sum = 0.0F;
-            for (int k = left; k < right; ++k) {
-                sum = fmaf(lower[(right + r) * kPitch + k], inverse[k * kPitch + left + column], sum);
-            }
-            inverse[(left + r) * kPitch + right + column] = sum;
-        }
-        __syncthreads();
-        for (int e = t; e < blocks * kSquare; e += kThreads) {
-            const int left = e / kSquare * kBlock;
-            const int right = left + distance * kBlock;
-            const int r = e / kBlock % kBlock;
-            const int column = e % kBlock;
-            float sum = 0.0F;
-            for (int k = 0; k < kBlock; ++k) {
-                sum =
-                    fmaf(inverse[(right + r) * kPitch + right + k], inverse[(left + k) * kPitch + right + column], sum);
-            }
-            inverse[(right + r) * kPitch + left + column] = -sum;
-        }
-        __syncthreads();
-    }
-}
-
 template <int kKeyDim>
-struct PrepareTiles {
+struct ExpandTiles {
     static constexpr int kPanels = kKeyDim / 64;
     static constexpr int kThreads = 128 * kPanels;
     static constexpr int kQ = 0;
-    static constexpr int kK = kQ + kPanels * kPanelBytes;
+    static constexpr int kK = kQ + kPanels * kPanelBytes;  // then W
     static constexpr int kS = kK + kPanels * kPanelBytes;
-    static constexpr int kDecayed = kS + kPanelBytes;          // T e^G: high part, rest
-    static constexpr int kLower = kDecayed + 2 * kPanelBytes;  // fp32 [64][kPitch]: L; then T: high part, rest
-    static constexpr int kInverse = kLower + kSolveBytes;      // the same
-    static constexpr int kV = kInverse + kSolveBytes;          // by tiles; then W
+    static constexpr int kT = kS + kPanelBytes;  // high part, rest
+    static constexpr int kV = kT + 2 * kPanelBytes;
     /// For so many tiles of V.
-    [[nodiscard]] static int bytes(int tiles) { return 1024 + kV + std::max(tiles, kPanels) * kPanelBytes; }
+    [[nodiscard]] static int bytes(int tiles) { return 1024 + kV + tiles * kPanelBytes; }
 };
 
+// W = T (e^G * K), U = T V, Q~ = e^G * Q - S W. A warpgroup has 64 columns of keys, and of values.
 template <int kKeyDim>
-__global__ void __launch_bounds__(PrepareTiles<kKeyDim>::kThreads) prepare_kernel(const __grid_constant__ Matrix m) {
-    using C = PrepareTiles<kKeyDim>;
-    constexpr int kPanels = C::kPanels;
-    constexpr int kOwn = 64 / kPanels;
+__global__ void __launch_bounds__(ExpandTiles<kKeyDim>::kThreads) expand_kernel(const __grid_constant__ Matrix m) {
+    using C = ExpandTiles<kKeyDim>;
+    constexpr int kPieces = kKeyDim / 8;
     extern __shared__ char memory[];
-    __shared__ double cumulative[kChunk];
-    __shared__ float2 in_chunk[kChunk];
-    __shared__ float beta[kChunk];
+    __shared__ float decay[kChunk];  // e^G
     const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
     char* aligned = memory + (start - shared_address(memory));
-    auto* lower = reinterpret_cast<float*>(aligned + C::kLower);
-    auto* inverse = reinterpret_cast<float*>(aligned + C::kInverse);
     const int t = static_cast<int>(threadIdx.x);
     const int lane = t % 32;
     const int warp = t / 32 % 4;
@@ -106,121 +46,123 @@ __global__ void __launch_bounds__(PrepareTiles<kKeyDim>::kThreads) prepare_kerne
     const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
     const auto* v = static_cast<const __nv_bfloat16*>(in.v) + c.first * in.v_stride +
                     static_cast<std::int64_t>(c.head) * m.value_dim;
-    constexpr int kPieces = kKeyDim / 8;
-    copy_rows<kPieces, C::kThreads>(start + C::kQ, q, in.q_stride, c.rows, kPieces, t);
-    copy_rows<kPieces, C::kThreads>(start + C::kK, k, in.k_stride, c.rows, kPieces, t);
+    const std::int64_t square = c.place * kChunk * kChunk;
+    matrix::load_triangle<C::kThreads>(start + C::kT, m.prepared.triangle + square);
+    matrix::load_triangle<C::kThreads>(start + C::kT + kPanelBytes, m.prepared.rest + square);
     for (int tile = 0; tile < m.tiles; ++tile) {
         copy_rows<8, C::kThreads>(start + C::kV + tile * kPanelBytes, v + tile * 64, in.v_stride, c.rows,
                                   (m.value_dim - tile * 64) / 8, t);
     }
     copy_async_commit();
-    if (t < kChunk) {
-        const double* g = m.cumulative + c.head * m.padded_rows + c.first;
-        const double before = c.chunk == 0 ? 0.0 : g[-1];
-        cumulative[t] = g[t] - before;
-        in_chunk[t] = split_log2(g[t] - before);
-        beta[t] = t < c.rows ? in.beta[(c.first + t) * in.beta_stride + c.head] : 0.0F;
-    }
-    copy_async_wait<0>();
+    copy_rows<kPieces, C::kThreads>(start + C::kK, k, in.k_stride, c.rows, kPieces, t);
+    matrix::load_triangle<C::kThreads>(start + C::kS, m.prepared.second + square);
+    copy_rows<kPieces, C::kThreads>(start + C::kQ, q, in.q_stride, c.rows, kPieces, t);
+    copy_async_commit();
+    if (t < kChunk) decay[t] = m.prepared.decays[c.place * 2 * kChunk + t];
+    copy_async_wait<1>();
     fence_for_wgmma();
-    __syncthreads();
+    __syncthreads();  // T and V
 
-    float kk[kOwn / 2] = {};
-    float qk[kOwn / 2] = {};
+    std::uint32_t high[4][4];  // the warp's rows of T, then of T e^G
+    std::uint32_t rest[4][4];
 #pragma unroll
-    for (int i = 0; i < kPanels; ++i) {
-        const std::uint32_t keys = start + C::kK + i * kPanelBytes;
-        multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, panel * kOwn, warp, lane);
-        multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, panel * kOwn, warp,
-                                                    lane);
+    for (int step = 0; step < 4; ++step) {
+        load_a(high[step], start + C::kT, warp, step, lane);
+        load_a(rest[step], start + C::kT + kPanelBytes, warp, step, lane);
     }
-#pragma unroll
-    for (int i = 0; i < kOwn / 2; i += 2) {
-        const int r = row + (i & 2) * 4;
-        const int column = panel * kOwn + i / 4 * 8 + lane % 4 * 2;
-        const float2 at = in_chunk[r];
-        float s[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const float2 from = in_chunk[column + e];
-            const float decay = column + e <= r ? exp2_fast((at.x - from.x) + (at.y - from.y)) : 0.0F;
-            lower[r * kPitch + column + e] = column + e < r ? beta[r] * kk[i + e] * decay : 0.0F;
-            s[e] = qk[i + e] * decay;
-        }
-        *reinterpret_cast<std::uint32_t*>(aligned + C::kS + tile_offset(r, column / 8) + column % 8 * 2) =
-            pack_bf16(s[0], s[1]);
-    }
-    __syncthreads();
-    invert<C::kThreads>(lower, inverse, t);
-    for (int i = t; i < kChunk * kChunk / 2; i += C::kThreads) {
-        const int r = i / 32;
-        const int column = i % 32 * 2;
-        const float x0 = column <= r ? inverse[r * kPitch + column] * beta[column] : 0.0F;
-        const float x1 = column < r ? inverse[r * kPitch + column + 1] * beta[column + 1] : 0.0F;
-        const float y0 = x0 * __expf(static_cast<float>(cumulative[column]));
-        const float y1 = x1 * __expf(static_cast<float>(cumulative[column + 1]));
-        const int at = tile_offset(r, column / 8) + column % 8 * 2;
-        const auto store = [&](int tile, float low, float high) {
-            const std::uint32_t both = pack_bf16(low, high);
-            *reinterpret_cast<std::uint32_t*>(aligned + tile + at) = both;
-            *reinterpret_cast<std::uint32_t*>(aligned + tile + kPanelBytes + at) =
-                pack_bf16(low - low_bf16(both), high - high_bf16(both));
-        };
-        store(C::kLower, x0, x1);
-        store(C::kDecayed, y0, y1);
-    }
-    __syncthreads();
-
+    float acc[32];
+    const auto multiply_both = [&](std::uint32_t tile) {
+        issue_product<4, Rows::kDepth, false>(acc, high, tile, lane);
+        issue_product<4, Rows::kDepth, true>(acc, rest, tile, lane);
+        product_commit();
+        product_wait<0>();
+        product_done(acc);
+    };
     const auto place = [&](__nv_bfloat16* all, std::int64_t elements) {
         return reinterpret_cast<char*>(all + c.place * elements);
     };
-    for (int i = t; i < kPanelBytes / 16; i += C::kThreads) {
-        reinterpret_cast<uint4*>(place(m.triangle, kChunk * kChunk))[i] =
-            reinterpret_cast<const uint4*>(aligned + C::kLower)[i];
-    }
-    float acc[32];
-    for (int tile = panel; tile < m.tiles; tile += kPanels) {
-        multiply_group<Rows::kDepth, false, false>(acc, start + C::kLower, start + C::kV + tile * kPanelBytes, warp,
-                                                   lane);
-        multiply_group<Rows::kDepth, false, true>(acc, start + C::kLower + kPanelBytes,
-                                                  start + C::kV + tile * kPanelBytes, warp, lane);
+    for (int tile = panel; tile < m.tiles; tile += C::kPanels) {
+        multiply_both(start + C::kV + tile * kPanelBytes);
         store_tile(acc, place(m.writes, std::int64_t{m.tiles} * kChunk * kChunk) + tile * kPanelBytes, row, lane);
     }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 f = *reinterpret_cast<const float2*>(decay + 16 * step + 8 * (i / 2) + lane % 4 * 2);
+            const float x = f.x * (low_bf16(high[step][i]) + low_bf16(rest[step][i]));
+            const float y = f.y * (high_bf16(high[step][i]) + high_bf16(rest[step][i]));
+            high[step][i] = pack_bf16(x, y);
+            rest[step][i] = pack_bf16(x - low_bf16(high[step][i]), y - high_bf16(high[step][i]));
+        }
+    }
+    copy_async_wait<0>();
+    fence_for_wgmma();
+    __syncthreads();  // K, S and Q
     const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
-    multiply_group<Rows::kDepth, false, false>(acc, start + C::kDecayed, keys, warp, lane);
-    multiply_group<Rows::kDepth, false, true>(acc, start + C::kDecayed + kPanelBytes, keys, warp, lane);
+    multiply_both(keys);
     store_tile(acc, place(m.removes, m.state_elements()) + panel * kPanelBytes, row, lane);
-    __syncthreads();  // V has been read: W takes its place
-    store_tile(acc, aligned + C::kV + panel * kPanelBytes, row, lane);
+    __syncthreads();  // K has been read
+    store_tile(acc, aligned + C::kK + panel * kPanelBytes, row, lane);
     fence_for_wgmma();
     __syncthreads();
-    multiply_group<Rows::kDepth, false, false>(acc, start + C::kS, start + C::kV + panel * kPanelBytes, warp, lane);
+    multiply_group<Rows::kDepth, false, false>(acc, start + C::kS, keys, warp, lane);
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
         const int r = row + (i & 2) * 4;
         const std::uint32_t both = *reinterpret_cast<const std::uint32_t*>(aligned + C::kQ + panel * kPanelBytes +
                                                                            tile_offset(r, i / 4) + lane % 4 * 4);
-        const float decay = __expf(static_cast<float>(cumulative[r]));
-        acc[i] = fmaf(decay, low_bf16(both), -acc[i]);
-        acc[i + 1] = fmaf(decay, high_bf16(both), -acc[i + 1]);
+        acc[i] = fmaf(decay[r], low_bf16(both), -acc[i]);
+        acc[i + 1] = fmaf(decay[r], high_bf16(both), -acc[i + 1]);
     }
     store_tile(acc, place(m.reads, m.state_elements()) + panel * kPanelBytes, row, lane);
 }
 
 template <int kKeyDim>
-void launch(const Matrix& m) {
-    using C = PrepareTiles<kKeyDim>;
+void launch_expand(const Matrix& m) {
+    using C = ExpandTiles<kKeyDim>;
     const int bytes = C::bytes(m.tiles);
-    allow_shared(prepare_kernel<kKeyDim>, bytes);
+    allow_shared(expand_kernel<kKeyDim>, bytes);
     const auto blocks = static_cast<unsigned>((m.batch_rows() + kChunk - 1) / kChunk * m.heads);
-    prepare_kernel<kKeyDim><<<blocks, C::kThreads, bytes, m.call.stream>>>(m);
+    expand_kernel<kKeyDim><<<blocks, C::kThreads, bytes, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
+}
+
+constexpr int kMemoryWarps = 4;
+
+__global__ void __launch_bounds__(32 * kMemoryWarps) memory_kernel(const __grid_constant__ Matrix m) {
+    const std::int64_t number = std::int64_t{blockIdx.x} * kMemoryWarps + threadIdx.x / 32;
+    if (number >= m.batch_blocks * m.heads) return;
+    const std::int64_t first_chunk = number / m.heads * kChunks;
+    const auto head = static_cast<int>(number % m.heads);
+    const BlockMemory memory =
+        memory_of(m.prepared.bounds + first_chunk * m.heads + head, m.heads, chunk_of(m, first_chunk, head).chunks);
+    if (threadIdx.x % 32 == 0) m.memory[number] = memory;
+}
+
+// The batch's rows as a linear model's.
+MixerInputs rows_of_batch(const Matrix& m) {
+    MixerInputs in = m.call.inputs;
+    const std::int64_t first = m.batch_block * kBlockTokens;
+    in.q = static_cast<const __nv_bfloat16*>(in.q) + first * in.q_stride;
+    in.k = static_cast<const __nv_bfloat16*>(in.k) + first * in.k_stride;
+    in.log_decay += first * in.decay_stride;
+    in.beta += first * in.beta_stride;
+    in.lambda = nullptr;
+    in.rows = m.batch_rows();
+    return in;
 }
 
 }  // namespace
 
 void launch_matrix_prepare(const Matrix& m) {
-    (m.key_dim == 64 ? launch<64> : launch<128>)(m);
+    MixerShape shape = m.call.shape;
+    shape.levels = 0;
+    matrix::launch_prepare(shape, rows_of_batch(m), m.prepared, m.call.stream);
+    const auto pairs = static_cast<unsigned>(m.batch_blocks * m.heads);
+    memory_kernel<<<(pairs + kMemoryWarps - 1) / kMemoryWarps, 32 * kMemoryWarps, 0, m.call.stream>>>(m);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
+    if (!m.linear) (m.key_dim == 64 ? launch_expand<64> : launch_expand<128>)(m);
 }
 
 }  // namespace fenwick::cuda::backward

@@ -53,16 +53,18 @@ __device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk&
     __syncthreads();
 }
 
-/// From shared.pairs, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier.
+/// From pairs_of, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier; all are
+/// done with the tiles when the last thread returns.
 template <int kKeyDim, MatrixForm kForm>
 __device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c,
-                                             MatrixShared<kKeyDim / 64, kForm>& shared, int t) {
+                                             MatrixShared<kKeyDim / 64, kForm>& shared, char* tiles, int t) {
+    float* pairs = pairs_of<kKeyDim, kForm>(shared, tiles);
     // Pairs (i, j) inside the chunk that cross a token, j < token <= i: prefix sums of rows, then suffix sums of
     // columns, each row and column by kEach neighbouring threads.
     constexpr int kEach = MatrixTiles<kKeyDim, kForm>::kThreads / kChunk;
     constexpr int kPart = kChunk / kEach;
     const int place = t % kEach;
-    float* own_row = shared.pairs + t / kEach * kPitch + place * kPart;
+    float* own_row = pairs + t / kEach * kPitch + place * kPart;
     float part[kPart];
     float sum = 0.0F;
 #pragma unroll
@@ -87,7 +89,7 @@ __device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk&
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
         const int r = place + i * kEach;
-        const float x = shared.pairs[r * kPitch + token];
+        const float x = pairs[r * kPitch + token];
         inside += r >= token ? x : 0.0F;
     }
 #pragma unroll

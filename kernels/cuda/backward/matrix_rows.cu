@@ -1,4 +1,4 @@
-// Everything that is per token, of log-linear models and of the second step: one thread block a chunk of a key head,
+// Everything that is per token, of log-linear models: one thread block a chunk of a key head,
 // its heads one after the other. The walks' tiles come by columns of 64; then the chunk's own products (matrix.h has
 // the formulas).
 #include "kernels/cuda/backward/matrix_key_heads.cuh"
@@ -57,10 +57,11 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     if constexpr (!kSummaries) {
         copy_keys(C::kQ, in.q, in.q_stride);
         copy(C::kReads, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+        matrix::load_triangle<C::kThreads>(start + C::kS, m.prepared.second + c.place * kChunk * kChunk);
     }
     copy_keys(C::kK, in.k, in.k_stride);
     copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
-    copy(C::kT, m.triangle + c.place * kChunk * kChunk, kPanelBytes);
+    matrix::load_triangle<C::kThreads>(start + C::kT, m.prepared.triangle + c.place * kChunk * kChunk);
     copy_async_commit();
     fill_shared<kKeyDim, kForm>(m, c, shared, t);
     const int count = shared.count;
@@ -210,7 +211,6 @@ void launch(const Matrix& m) {
 }  // namespace
 
 void launch_matrix_rows(const Matrix& m) {
-    if (m.linear) return launch_matrix_rows_linear(m);
     if (m.key_dim == 64) {
         (m.summaries ? launch<64, MatrixForm::kSummaries> : launch<64, MatrixForm::kOutputs>)(m);
     } else {

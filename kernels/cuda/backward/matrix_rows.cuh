@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/backward/matrix_walk.cuh"
 #include "kernels/cuda/backward/products.cuh"
+#include "kernels/cuda/matrix_tile.cuh"
 
 namespace fenwick::cuda::backward {
 
@@ -16,8 +17,9 @@ struct MatrixShared {
     static constexpr int kLambdas = kForm == MatrixForm::kOutputs ? kOwnLevels + kMatrixMostWalks : 1;
     static constexpr int kScores = kForm == MatrixForm::kOutputs ? kChunk * kChunk : 1;
     static constexpr int kDots = kForm == MatrixForm::kOutputs ? kMatrixMostWalks : 1;
-    float pairs[kChunk * kPitch];         // dU V^T; then [i][j]: what a pair adds, fp32
-    float scores[kScores];                // dO V^T
+    static constexpr int kPairs = kForm == MatrixForm::kLinear ? 1 : kChunk * kPitch;
+    float pairs[kPairs];    // dU V^T; then [i][j]: what a pair adds, fp32; linear: lies in a tile (pairs_of)
+    float scores[kScores];  // dO V^T
     float dots[kPanels][kDots * kChunk];  // Q~ X dO by walk that is read
     float lambda[kLambdas * kChunk];      // [level inside the chunk, then walk][row]
     float by_row[3][kPanels][kChunk];     // incoming, outgoing, beta
@@ -42,7 +44,7 @@ struct MatrixTiles {
     static constexpr int kK = kQ + (kSummaries ? 0 : kKeyBytes);
     static constexpr int kReads = kK + kKeyBytes;
     static constexpr int kRemoves = kReads + (kForm == MatrixForm::kOutputs ? kKeyBytes : 0);  // Q~: for lambda's alone
-    static constexpr int kT = kRemoves + kKeyBytes;
+    static constexpr int kT = kRemoves + (kLinear ? 0 : kKeyBytes);
     static constexpr int kS = kT + kPanelBytes;
     static constexpr int kN = kS + (kSummaries ? 0 : kPanelBytes);
     static constexpr int kP = kN + kPanelBytes;
@@ -53,13 +55,22 @@ struct MatrixTiles {
     static constexpr int kDValues = kValues + kPanelBytes;             // then dT
     static constexpr int kD = kDValues + kPanelBytes;                  // dO, then R
     static constexpr int kV = kD + kPanelBytes;                        // then dS * D
-    /// Linear: the four of the next columns, before they are needed.
-    static constexpr int kStageBytes = 4 * kPanelBytes;
-    static constexpr int kShared = kV + kPanelBytes + (kLinear ? kStageBytes : 0);
+    /// Linear: a second set of the tiles from kX on, so that one arrives while the other is worked on.
+    static constexpr int kSetBytes = kV + kPanelBytes - kX;
+    static constexpr int kShared = kV + kPanelBytes + (kLinear ? kSetBytes : 0);
     static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(MatrixShared<kPanels, kForm>));
 };
 static_assert(MatrixTiles<128, MatrixForm::kLinear>::kBytes <= 227 * 1024);
 static_assert(MatrixTiles<128, MatrixForm::kOutputs>::kBytes <= 227 * 1024);
+
+/// [64][kPitch]: what a pair of the chunk adds.
+template <int kKeyDim, MatrixForm kForm>
+__device__ __forceinline__ float* pairs_of(MatrixShared<kKeyDim / 64, kForm>& shared, char* tiles) {
+    using C = MatrixTiles<kKeyDim, kForm>;
+    // Linear: where P, dQ~ and dW were.
+    static_assert(!C::kLinear || kChunk * kPitch * sizeof(float) <= C::kValues - C::kP);
+    return C::kLinear ? reinterpret_cast<float*>(tiles + C::kP) : shared.pairs;
+}
 
 /// D of a pair: exp(G_i - G_j), 0 right of the diagonal.
 template <int kPanels, MatrixForm kForm>
@@ -92,8 +103,8 @@ struct OwnPlaces {
     }
 };
 
-/// S and N, then P and P * Lambda as tiles (of the summaries' step: N); the last two are there after another barrier.
-/// All threads.
+/// N, and of S and T, P and P * Lambda as tiles (of the summaries' step: N alone); there after another barrier. All
+/// threads.
 template <int kKeyDim, MatrixForm kForm>
 __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kForm>& shared,
                                             const OwnPlaces<kKeyDim>& places, std::uint32_t start) {
@@ -102,27 +113,20 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
     const int lane = places.t % 32;
     const int warp = places.t / 32 % 4;
     const int first = places.t / 128 * kOwn;
-    float qk[kOwn / 2] = {};
     float kk[kOwn / 2] = {};
 #pragma unroll
     for (int i = 0; i < C::kPanels; ++i) {
         const std::uint32_t keys = start + C::kK + i * kPanelBytes;
-        if constexpr (!C::kSummaries) {
-            multiply_tiles<kOwn, Rows::kColumns, false>(qk, start + C::kQ + i * kPanelBytes, keys, first, warp, lane);
-        }
         multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
     }
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 2) {
         const int r = places.row(i);
         const int column = places.column(i);
-        const float d0 = pair_decay(shared, r, column);
-        const float d1 = pair_decay(shared, r, column + 1);
-        if constexpr (!C::kSummaries) *places.pair(C::kS, r, column) = pack_bf16(qk[i] * d0, qk[i + 1] * d1);
         *places.pair(C::kN, r, column) =
-            pack_bf16(column < r ? kk[i] * d0 : 0.0F, column + 1 < r ? kk[i + 1] * d1 : 0.0F);
+            pack_bf16(column < r ? kk[i] * pair_decay(shared, r, column) : 0.0F,
+                      column + 1 < r ? kk[i + 1] * pair_decay(shared, r, column + 1) : 0.0F);
     }
-    __syncthreads();
     if constexpr (kForm != MatrixForm::kSummaries) {
         float p[kOwn / 2] = {};
         multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
@@ -139,17 +143,22 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
     }
 }
 
-/// Decays. All threads; there after a barrier.
+/// What decays of a chunk come from: threads below kChunk, one token each.
+struct ChunkDecay {
+    double before, own, end;
+};
+__device__ __forceinline__ ChunkDecay load_decay(const Matrix& m, const MatrixChunk& c, int t) {
+    if (t >= kChunk) return {};
+    const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
+    return {c.chunk == 0 ? 0.0 : cumulative[-1], cumulative[t], cumulative[kChunk - 1]};
+}
+/// All threads; there after a barrier.
 template <int kPanels, MatrixForm kForm>
-__device__ __forceinline__ void fill_decays(const Matrix& m, const MatrixChunk& c, MatrixShared<kPanels, kForm>& shared,
-                                            int t) {
-    if (t < kChunk) {
-        const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
-        const double before = c.chunk == 0 ? 0.0 : cumulative[-1];
-        shared.in_chunk[t] = split_log2(cumulative[t] - before);
-        shared.decay[t] = __expf(static_cast<float>(cumulative[t] - before));
-        if (t == 0) shared.keep = __expf(static_cast<float>(cumulative[kChunk - 1] - before));
-    }
+__device__ __forceinline__ void fill_decays(const ChunkDecay& from, MatrixShared<kPanels, kForm>& shared, int t) {
+    if (t >= kChunk) return;
+    shared.in_chunk[t] = split_log2(from.own - from.before);
+    shared.decay[t] = __expf(static_cast<float>(from.own - from.before));
+    if (t == 0) shared.keep = __expf(static_cast<float>(from.end - from.before));
 }
 
 /// The walks that take the chunk, decays and lambda. All threads; `count` may be read, the rest after another barrier.
@@ -170,7 +179,7 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
         }
         if (t == 0) shared.count = __popc(taking);
     }
-    fill_decays(m, c, shared, t);
+    fill_decays(load_decay(m, c, t), shared, t);
     __syncthreads();
     const int count = shared.count;
     if constexpr (kForm == MatrixForm::kOutputs) {

@@ -62,7 +62,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
 
     float pairs[kOwn / 2] = {};  // dS * S + dN * N
     if constexpr (!kSummaries) {
-        // dQ~ and dP as tiles; dW -= S^T dQ~; dS, of which S * dS and D * dS are wanted.
+        // dQ~ and dP as tiles; dW -= S^T dQ~; of dS S * dS and D * dS are wanted.
         store_tile(d_reads, aligned + C::kX + panel * kPanelBytes, row, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
@@ -76,14 +76,31 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         multiply_group<kDepth, true, false>(part, start + C::kS, start + C::kX + panel * kPanelBytes, warp, lane);
 #pragma unroll
         for (int i = 0; i < 32; ++i) d_removes[i] -= part[i];
+        // dS = dP T^T - dQ~ W^T; linear: (dP - (dQ~ K^T) * e^G by columns) T^T.
         float removed[kOwn / 2] = {};
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
             multiply_tiles<kOwn, kColumns, false>(removed, start + C::kX + i * kPanelBytes,
-                                                  start + C::kRemoves + i * kPanelBytes, own_first, warp, lane);
+                                                  start + (C::kLinear ? C::kK : C::kRemoves) + i * kPanelBytes,
+                                                  own_first, warp, lane);
+        }
+        if constexpr (C::kLinear) {
+#pragma unroll
+            for (int i = 0; i < kOwn / 2; i += 2) {
+                const int r = own_row(i);
+                const int column = own_column(i);
+                const float p0 = column <= r ? scores[i] : 0.0F;
+                const float p1 = column < r ? scores[i + 1] : 0.0F;
+                *pair_at(C::kDValues, r, column) =
+                    pack_bf16(p0 - removed[i] * shared.decay[column], p1 - removed[i + 1] * shared.decay[column + 1]);
+                removed[i] = 0.0F;
+                removed[i + 1] = 0.0F;
+            }
+            written();
         }
         float d_s[kOwn / 2] = {};
-        multiply_tiles<kOwn, kColumns, false>(d_s, start + C::kValues, start + C::kT, own_first, warp, lane);
+        multiply_tiles<kOwn, kColumns, false>(d_s, start + (C::kLinear ? C::kDValues : C::kValues), start + C::kT,
+                                              own_first, warp, lane);
         multiply_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
@@ -130,6 +147,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         }
     }
     written();
+    float* added_by_pairs = pairs_of<kKeyDim, kForm>(shared, aligned);
     {  // dN, and beta
         float d_n[kOwn / 2] = {};
         float less[kOwn / 2] = {};
@@ -145,8 +163,8 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
             const float n0 = column < r ? -d_n[i] : 0.0F;
             const float n1 = column + 1 < r ? -d_n[i + 1] : 0.0F;
             const std::uint32_t n = *pair_at(C::kN, r, column);
-            shared.pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
-            shared.pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
+            added_by_pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
+            added_by_pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
             *pair_at(C::kValues, r, column) =
                 pack_bf16(n0 * pair_decay(shared, r, column), n1 * pair_decay(shared, r, column + 1));
             float& sum = beta[(i & 2) / 2];
@@ -209,7 +227,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     if (!kSummaries) store(d_reads, g.q, g.q_stride);
     store(d_k, g.k, g.k_stride);
 
-    write_decays<kKeyDim, kForm>(m, c, shared, t);
+    write_decays<kKeyDim, kForm>(m, c, shared, aligned, t);
 }
 
 }  // namespace fenwick::cuda::backward

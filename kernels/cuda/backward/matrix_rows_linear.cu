@@ -1,149 +1,203 @@
 // matrix_rows of a linear model: one walk, that of its state, which all chunks read and write. With the true state
 // that enters a block and the true gradient of the one that leaves it, this is all that a token's gradients need.
-#include "kernels/cuda/backward/matrix_key_heads.cuh"
+//
+// A thread block takes chunks of key heads as they come, so that tiles of the next chunk or head arrive while the last
+// products of this one are formed.
+#include <algorithm>
+
+#include "core/cuda/check.h"
 #include "kernels/cuda/backward/matrix_rows_chunk.cuh"
 #include "kernels/cuda/operand.h"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
 
 constexpr auto kForm = MatrixForm::kLinear;
 
-// One head's gradients of a chunk. `index`: of the heads that share the key head; q and k come with the first.
-template <int kKeyDim>
-__device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk& c, char* aligned, int index) {
-    using C = MatrixTiles<kKeyDim, kForm>;
-    constexpr int kPanels = C::kPanels;
-    constexpr int kOwn = 64 / kPanels;
-    constexpr auto kDepth = Rows::kDepth;
-    constexpr auto kColumns = Rows::kColumns;
-    const std::uint32_t start = shared_address(aligned);
-    auto& shared = *reinterpret_cast<MatrixShared<kPanels, kForm>*>(aligned + C::kShared);
-    const int t = static_cast<int>(threadIdx.x);
-    const int lane = t % 32;
-    const int warp = t / 32 % 4;
-    const int panel = t / 128;
-    const int own_first = panel * kOwn;
-    const std::int64_t number = c.in_batch * kChunks + c.chunk;
-    const MixerInputs& in = m.call.inputs;
-    const MixerGradients& g = m.call.gradients;
-    const std::int64_t key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
-    const std::int64_t value_column = static_cast<std::int64_t>(c.head) * m.value_dim;
-    const OwnPlaces<kKeyDim> places{aligned, t};
+/// What a thread block does next: a chunk and a head, heads of a key head one after the other, so that gradients of q
+/// and k are summed where they lie, by the same threads and in the heads' order.
+struct Turn {
+    std::int64_t pair;  // of a chunk and a key head
+    int index;          // of the head among those of its key head
 
-    const auto copy = [&](int to, const __nv_bfloat16* from, int bytes) {
-        copy_pieces<C::kThreads>(start + to, from, bytes, t);
-    };
-    const auto copy_keys = [&](int to, const void* all, std::int64_t stride) {
-        copy_rows<kKeyDim / 8, C::kThreads>(start + to,
-                                            static_cast<const __nv_bfloat16*>(all) + c.first * stride + key_column,
-                                            stride, c.rows, kKeyDim / 8, t);
-    };
-    // By columns: states into one place, once they have been read there; the four tiles of values into two in turn.
-    const auto fetch_states = [&](int tile) {
-        if (tile < m.tiles) {
-            const std::int64_t place = walk_place(m, number, 0, c.head, tile);
-            copy(C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
-            copy(C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
-        }
-    };
-    const auto fetch_values = [&](int tile) {
-        if (tile < m.tiles) {
-            const std::int64_t place = walk_place(m, number, 0, c.head, tile);
-            const int stage = tile % 2 * C::kStageBytes;
-            copy(stage + C::kValues, m.values + place * kChunk * kChunk, kPanelBytes);
-            copy(stage + C::kDValues, m.d_values + place * kChunk * kChunk, kPanelBytes);
-            const auto copy_values = [&](int to, const void* all, std::int64_t stride) {
-                const auto* from = static_cast<const __nv_bfloat16*>(all) + c.first * stride + value_column + tile * 64;
-                copy_rows<8, C::kThreads>(start + stage + to, from, stride, c.rows, (m.value_dim - tile * 64) / 8, t);
-            };
-            copy_values(C::kV, in.v, in.v_stride);
-            copy_values(C::kD, m.call.d_out, m.call.d_out_stride);
-        }
-    };
-    if (index == 0) {
-        copy_keys(C::kQ, in.q, in.q_stride);
-        copy_keys(C::kK, in.k, in.k_stride);
+    [[nodiscard]] __device__ __forceinline__ Turn next(const Matrix& m) const {
+        return index + 1 < m.heads_per_key ? Turn{pair, index + 1} : Turn{pair + gridDim.x, 0};
     }
-    copy(C::kT, m.triangle + c.place * kChunk * kChunk, kPanelBytes);
-    copy_async_commit();
-    fetch_states(0);
-    fetch_values(0);
-    copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
-    copy_async_commit();
-    fill_decays(m, c, shared, t);
-    copy_async_wait<1>();
-    __syncthreads();
-    form_scores<kKeyDim, kForm>(shared, places, start);
-
-    MatrixSums<kKeyDim> sums;
-#pragma unroll 1
-    for (int tile = 0; tile < m.tiles; ++tile) {
-        fetch_values(tile + 1);
-        copy_async_commit();
-        copy_async_wait<1>();
-        fence_for_wgmma();
-        __syncthreads();
-        const int stage = tile % 2 * C::kStageBytes;
-        const std::uint32_t values = start + stage + C::kValues;
-        const std::uint32_t d_values = start + stage + C::kDValues;
-        const std::uint32_t v = start + stage + C::kV;
-        const std::uint32_t d_out = start + stage + C::kD;
-        {
-            const std::uint32_t x = start + C::kX + panel * kPanelBytes;
-            multiply_group<kColumns, false, true>(sums.d_reads, d_out, x, warp, lane);
-            multiply_group<kColumns, false, true>(sums.d_removes, d_values, x, warp, lane);
-            multiply_group<kColumns, false, true>(sums.d_keys, values, start + C::kDX + panel * kPanelBytes, warp,
-                                                  lane);
-        }
-#pragma unroll
-        for (int i = 0; i < C::kKeyBytes / 16 / C::kThreads; ++i) {
-            const uint4 x = reinterpret_cast<const uint4*>(aligned + C::kX)[t + i * C::kThreads];
-            const uint4 d = reinterpret_cast<const uint4*>(aligned + C::kDX)[t + i * C::kThreads];
-            const auto add = [&](std::uint32_t a, std::uint32_t b) {
-                sums.across = fmaf(low_bf16(a), low_bf16(b), sums.across);
-                sums.across = fmaf(high_bf16(a), high_bf16(b), sums.across);
-            };
-            add(x.x, d.x);
-            add(x.y, d.y);
-            add(x.z, d.z);
-            add(x.w, d.w);
-        }
-        __syncthreads();  // the states have been read
-        fetch_states(tile + 1);
-        copy_async_commit();
-        // dU is dV', of which the walk has left the negative.
-        float d_v[kOwn / 2] = {};
-        multiply_tiles<kOwn, kColumns, false>(sums.solved, d_values, v, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, d_values, own_first, warp, lane);
-#pragma unroll
-        for (float& x : d_v) x = -x;
-        multiply_tiles<kOwn, kColumns, false>(sums.scores, d_out, v, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kP, d_out, own_first, warp, lane);
-        const auto place = [&](int i) {
-            const int r = places.row(i);
-            const int column = tile * 64 + places.column(i);
-            return r < c.rows && column < m.value_dim ? g.v + (c.first + r) * g.v_stride + value_column + column
-                                                      : nullptr;
-        };
-        put_pairs(d_v, place, false);
-        __syncthreads();  // the values have been read
-    }
-#pragma unroll
-    for (float& x : sums.solved) x = -x;
-    finish_rows<kKeyDim, kForm>(m, c, aligned, sums, index > 0);
-}
-
-template <int kKeyDim>
-struct RowsOfHead {
-    static __device__ __forceinline__ void run(const Matrix& m, const MatrixChunk& c, char* aligned, int index) {
-        rows_of_head<kKeyDim>(m, c, aligned, index);
+    [[nodiscard]] __device__ __forceinline__ MatrixChunk chunk(const Matrix& m) const {
+        const int key_heads = m.heads / m.heads_per_key;
+        return chunk_of(m, pair / key_heads, static_cast<int>(pair % key_heads) * m.heads_per_key + index);
     }
 };
 
 template <int kKeyDim>
+struct Copies {
+    using C = MatrixTiles<kKeyDim, kForm>;
+    const Matrix& m;
+    std::uint32_t start;
+    int t;
+
+    __device__ __forceinline__ void pieces(std::uint32_t to, const __nv_bfloat16* from, int bytes) const {
+        copy_pieces<C::kThreads>(start + to, from, bytes, t);
+    }
+    // The tiles of 64 columns into set 0 or 1: X and dX', V', dV' (all transposed), v and dO.
+    __device__ __forceinline__ void columns(const MatrixChunk& c, int tile, int set) const {
+        const int to = set * C::kSetBytes;
+        const std::int64_t place = walk_place(m, c.in_batch * kChunks + c.chunk, 0, c.head, tile);
+        pieces(to + C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
+        pieces(to + C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
+        pieces(to + C::kValues, m.values + place * kChunk * kChunk, kPanelBytes);
+        pieces(to + C::kDValues, m.d_values + place * kChunk * kChunk, kPanelBytes);
+        const std::int64_t column = static_cast<std::int64_t>(c.head) * m.value_dim + tile * 64;
+        const auto values = [&](int at, const void* all, std::int64_t stride) {
+            const auto* from = static_cast<const __nv_bfloat16*>(all) + c.first * stride + column;
+            copy_rows<8, C::kThreads>(start + to + at, from, stride, c.rows, (m.value_dim - tile * 64) / 8, t);
+        };
+        values(C::kV, m.call.inputs.v, m.call.inputs.v_stride);
+        values(C::kD, m.call.d_out, m.call.d_out_stride);
+    }
+    // What the chunk's own products take; q and k come with the first head of a key head.
+    __device__ __forceinline__ void own(const MatrixChunk& c, bool keys) const {
+        matrix::load_triangle<C::kThreads>(start + C::kT, m.prepared.triangle + c.place * kChunk * kChunk);
+        matrix::load_triangle<C::kThreads>(start + C::kS, m.prepared.second + c.place * kChunk * kChunk);
+        if (!keys) return;
+        const std::int64_t column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
+        const auto rows = [&](int at, const void* all, std::int64_t stride) {
+            const auto* from = static_cast<const __nv_bfloat16*>(all) + c.first * stride + column;
+            copy_rows<kKeyDim / 8, C::kThreads>(start + at, from, stride, c.rows, kKeyDim / 8, t);
+        };
+        rows(C::kK, m.call.inputs.k, m.call.inputs.k_stride);
+        rows(C::kQ, m.call.inputs.q, m.call.inputs.q_stride);
+    }
+};
+
+// dQ~, dW, dK^ and <dX', X> of 64 columns, whose tiles lie in `set`.
+template <int kKeyDim>
+__device__ __forceinline__ void add_states(MatrixSums<kKeyDim>& sums, char* tiles, std::uint32_t start, int set,
+                                           int t) {
+    using C = MatrixTiles<kKeyDim, kForm>;
+    const int lane = t % 32;
+    const int warp = t / 32 % 4;
+    const std::uint32_t at = start + set * C::kSetBytes;
+    const std::uint32_t x = at + C::kX + t / 128 * kPanelBytes;
+    const std::uint32_t d_x = at + C::kDX + t / 128 * kPanelBytes;
+    multiply_group<Rows::kDepth, false, true>(sums.d_reads, at + C::kD, x, warp, lane);
+    multiply_group<Rows::kDepth, true, true>(sums.d_removes, at + C::kDValues, x, warp, lane);
+    multiply_group<Rows::kDepth, true, true>(sums.d_keys, at + C::kValues, d_x, warp, lane);
+    const char* own = tiles + set * C::kSetBytes + t * sizeof(uint4);
+#pragma unroll
+    for (int i = 0; i < C::kKeyBytes / 16 / C::kThreads; ++i) {
+        const uint4 a = reinterpret_cast<const uint4*>(own + C::kX)[i * C::kThreads];
+        const uint4 b = reinterpret_cast<const uint4*>(own + C::kDX)[i * C::kThreads];
+        const auto add = [&](std::uint32_t u, std::uint32_t v) {
+            sums.across = fmaf(low_bf16(u), low_bf16(v), sums.across);
+            sums.across = fmaf(high_bf16(u), high_bf16(v), sums.across);
+        };
+        add(a.x, b.x);
+        add(a.y, b.y);
+        add(a.z, b.z);
+        add(a.w, b.w);
+    }
+}
+
+// dV of 64 columns, and what they add to dO V^T and dU V^T. dU is dV', of which the walk has left the negative.
+template <int kKeyDim>
+__device__ __forceinline__ void add_values(const Matrix& m, const MatrixChunk& c, MatrixSums<kKeyDim>& sums,
+                                           const OwnPlaces<kKeyDim>& places, std::uint32_t start, int set, int tile) {
+    using C = MatrixTiles<kKeyDim, kForm>;
+    constexpr int kOwn = OwnPlaces<kKeyDim>::kOwn;
+    const int lane = places.t % 32;
+    const int warp = places.t / 32 % 4;
+    const int first = places.t / 128 * kOwn;
+    const std::uint32_t at = start + set * C::kSetBytes;
+    float d_v[kOwn / 2] = {};
+    multiply_tiles<kOwn, Rows::kColumns, true>(sums.solved, at + C::kDValues, at + C::kV, first, warp, lane);
+    multiply_tiles<kOwn, Rows::kColumns, true>(d_v, start + C::kT, at + C::kDValues, first, warp, lane);
+#pragma unroll
+    for (float& x : d_v) x = -x;
+    multiply_tiles<kOwn, Rows::kColumns, false>(sums.scores, at + C::kD, at + C::kV, first, warp, lane);
+    multiply_tiles<kOwn, Rows::kDepth, true>(d_v, start + C::kP, at + C::kD, first, warp, lane);
+    const MixerGradients& g = m.call.gradients;
+    const auto place = [&](int i) {
+        const int r = places.row(i);
+        const int column = tile * 64 + places.column(i);
+        return r < c.rows && column < m.value_dim
+                   ? g.v + (c.first + r) * g.v_stride + static_cast<std::int64_t>(c.head) * m.value_dim + column
+                   : nullptr;
+    };
+    put_pairs(d_v, place, false);
+}
+
+// The tiles of a turn's columns take the two sets in turn, the last one set 0, which finish_rows works in. Where the
+// first one takes set 1 it comes during the turn before.
+template <int kKeyDim>
+__global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
+    rows_kernel(const __grid_constant__ Matrix m, std::int64_t pairs) {
+    using C = MatrixTiles<kKeyDim, kForm>;
+    extern __shared__ char memory[];
+    const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
+    char* aligned = memory + (start - shared_address(memory));
+    auto& shared = *reinterpret_cast<MatrixShared<C::kPanels, kForm>*>(aligned + C::kShared);
+    const int t = static_cast<int>(threadIdx.x);
+    const OwnPlaces<kKeyDim> places{aligned, t};
+    const Copies<kKeyDim> copies{m, start, t};
+    const bool ahead = m.tiles % 2 == 0;
+    const auto written = [] {  // makes copies that have come and ordinary stores visible to all
+        fence_for_wgmma();
+        __syncthreads();
+    };
+    bool there = false;  // the first columns' tiles are on their way
+    for (Turn turn{blockIdx.x, 0}; turn.pair < pairs; turn = turn.next(m)) {
+        const MatrixChunk c = turn.chunk(m);
+        const ChunkDecay decay = load_decay(m, c, t);
+        // Groups of copies: the first columns, the chunk's own, then of every tile the one after it.
+        if (!there) copies.columns(c, 0, (m.tiles - 1) % 2);
+        copy_async_commit();
+        copies.own(c, turn.index == 0);
+        copy_async_commit();
+        MatrixSums<kKeyDim> sums;
+#pragma unroll 1
+        for (int tile = 0; tile < m.tiles; ++tile) {
+            const int set = (m.tiles - 1 - tile) % 2;
+            if (tile + 1 < m.tiles) {
+                copies.columns(c, tile + 1, 1 - set);
+            } else if (ahead) {
+                const Turn next = turn.next(m);
+                if (next.pair < pairs) copies.columns(next.chunk(m), 0, 1);
+            }
+            copy_async_commit();
+            if (tile == 0) {
+                copy_async_wait<2>();
+            } else {
+                copy_async_wait<1>();
+            }
+            written();
+            add_states<kKeyDim>(sums, aligned, start, set, t);
+            if (tile == 0) {
+                fill_decays(decay, shared, t);
+                copy_async_wait<1>();
+                written();
+                form_scores<kKeyDim, kForm>(shared, places, start);
+                __syncthreads();
+            }
+            add_values<kKeyDim>(m, c, sums, places, start, set, tile);
+            __syncthreads();  // the set has been read
+        }
+        there = ahead;
+#pragma unroll
+        for (float& x : sums.solved) x = -x;
+        finish_rows<kKeyDim, kForm>(m, c, aligned, sums, turn.index > 0);
+    }
+}
+
+template <int kKeyDim>
 void launch(const Matrix& m) {
-    launch_by_key_heads<RowsOfHead<kKeyDim>, MatrixTiles<kKeyDim, kForm>>(m);
+    using C = MatrixTiles<kKeyDim, kForm>;
+    allow_shared(rows_kernel<kKeyDim>, C::kBytes);
+    const std::int64_t pairs = (m.batch_rows() + kChunk - 1) / kChunk * (m.heads / m.heads_per_key);
+    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(pairs, multiprocessors()));
+    rows_kernel<kKeyDim><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m, pairs);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace

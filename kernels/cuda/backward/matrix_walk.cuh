@@ -37,32 +37,22 @@ __device__ __forceinline__ MatrixWalk walk_of(const Matrix& m, int number, std::
     w.there = true;
     w.tiles = m.tiles;
     w.columns = m.value_dim;
+    w.end_chunk = kChunks;
+    const BlockMemory memory = m.memory[in_batch * m.heads + head];
     const std::int64_t state = static_cast<std::int64_t>(m.key_dim) * m.value_dim;
-    if (m.linear) {
-        const std::int64_t at = (in_batch * m.heads + head) * state;
-        w.reads = true;
-        w.writes = true;
-        const bool entered = m.call.first_block + m.batch_block + in_batch != 0;
-        if (entered) w.first = m.entering + at;
-        if (!m.summaries) {
-            w.there = entered;
-            w.d_first = m.d_entering + at;
-        } else if (in_batch < m.d_blocks) {
-            const std::int64_t transition = static_cast<std::int64_t>(m.key_dim) * m.key_dim;
-            w.last = m.d_summaries + (in_batch * m.heads + head) * (transition + state) + transition;
-        }
-        return w;
-    }
     if (m.summaries) {
         const std::int64_t transition = static_cast<std::int64_t>(m.key_dim) * m.key_dim;
         const float* d = m.d_summaries + (in_batch * m.heads + head) * (transition + state);
         w.writes = number == 0;
         w.last = number == 0 ? d + transition : d;
-        if (number == 1) {
+        if (number == 0) {
+            w.first_chunk = memory.first_chunk;
+        } else {
             w.identity = true;
             w.tiles = m.key_dim / 64;
             w.columns = m.key_dim;
-            w.there = m.call.first_block + m.batch_block + in_batch != 0;  // nothing is older than the first block
+            // Nothing is older than the first block.
+            w.there = m.call.first_block + m.batch_block + in_batch != 0 && !memory.vanishes;
         }
         return w;
     }
@@ -83,6 +73,7 @@ __device__ __forceinline__ MatrixWalk walk_of(const Matrix& m, int number, std::
         const std::int64_t at = ((in_batch * m.slots + slot) * m.heads + head) * state;
         w.first = m.entering + at;
         w.d_first = m.d_entering + at;
+        w.end_chunk = memory.end_chunk;
         return w;
     }
     w.there = false;  // a document's first block: nothing enters

@@ -1,5 +1,6 @@
-// X and V' of every chunk, forward, then dX' and -dV', back: one thread block for 64 columns of a walk of one block and
-// head, back also for twice as many, which share K, W and Q~; the state in registers.
+// X and V' of every chunk of a log-linear model's walks, forward, then dX' and -dV', back: one thread block for 64
+// columns of a walk of one block and head, back also for twice as many, which share K, W and Q~; the state in
+// registers.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -29,8 +30,8 @@ struct WalkTiles {
     static constexpr int kBytes = 1024 + kOut + kSides * kPanelBytes;
 };
 
-// Forward two thread blocks share a multiprocessor. kKept: X, or dX', and the values of every chunk are written.
-template <int kKeyDim, bool kBack, bool kKept, int kSides>
+// Forward two thread blocks share a multiprocessor.
+template <int kKeyDim, bool kBack, int kSides>
 __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, kBack ? 1 : 2)
     walks_kernel(const __grid_constant__ Matrix m) {
     using C = WalkTiles<kKeyDim, kBack, kSides>;
@@ -60,14 +61,16 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
     const bool live = tile < walk.tiles;  // a last side without columns only keeps step
     const std::int64_t first_chunk = in_batch * kChunks;
     const int chunks = chunk_of(m, first_chunk, head).chunks;
+    const int end_chunk = min(walk.end_chunk, chunks);
+    const int steps = end_chunk - walk.first_chunk;
     const MixerInputs& in = m.call.inputs;
     const std::int64_t key_column = static_cast<std::int64_t>(head / m.heads_per_key) * kKeyDim;
     const double* cumulative = m.cumulative + head * m.padded_rows + (m.batch_block + in_batch) * kBlockTokens;
 
-    // Step n is chunk n, or from the last one back.
-    const auto chunk_at = [&](int step) { return kBack ? chunks - 1 - step : step; };
+    // From the first chunk on, or from the last one back.
+    const auto chunk_at = [&](int step) { return kBack ? end_chunk - 1 - step : walk.first_chunk + step; };
     const auto load = [&](int step) {
-        if (step < chunks && walk.takes(chunk_at(step), chunks)) {
+        if (step < steps && walk.has_pair(chunk_at(step), chunks)) {
             const MatrixChunk c = chunk_of(m, first_chunk + chunk_at(step), head);
             const std::uint32_t to = start + step % 2 * C::kStageBytes;
             const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
@@ -100,8 +103,9 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
         double before, own, end;
     };
     const auto decays_of = [&](int step) {
-        const double* g = cumulative + chunk_at(min(step, chunks - 1)) * kChunk;
-        return Decays{chunk_at(min(step, chunks - 1)) == 0 ? 0.0 : g[-1], g[t % kChunk], g[kChunk - 1]};
+        const int chunk = chunk_at(min(step, steps - 1));
+        const double* g = cumulative + chunk * kChunk;
+        return Decays{chunk == 0 ? 0.0 : g[-1], g[t % kChunk], g[kChunk - 1]};
     };
     Decays next = decays_of(0);
 
@@ -114,12 +118,12 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
         state[i] = from != nullptr && column < walk.columns ? from[r * walk.columns + column] : 0.0F;
         if (!kBack && walk.identity && r == column) state[i] = 1.0F;
     }
-    for (int step = 0; step < chunks; ++step) {
+    for (int step = 0; step < steps; ++step) {
         const int chunk = chunk_at(step);
         load(step + 1);
         const Decays decays = next;
         next = decays_of(step + 1);
-        if (!walk.takes(chunk, chunks)) continue;  // the last chunks of the block, which nobody follows
+        if (!walk.has_pair(chunk, chunks)) continue;  // the last chunks of the block, which nobody follows
         if (walk.bit >= 0) {
             const int in_pair = chunk & ((2 << walk.bit) - 1);
             if (in_pair == (kBack ? (2 << walk.bit) - 1 : 0)) {
@@ -133,11 +137,11 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
         if (t < kChunk) to_end[step % 2][t] = __expf(static_cast<float>(decays.end - decays.own));
         const std::int64_t place = walk_place(m, first_chunk + chunk, number, head, tile);
         store_tile(state, aligned + C::kState + side * C::kKeyBytes, 64 * panel + row, lane);
-        if (kKept && live) {
+        if (live) {
             store_tile(state, (kBack ? m.d_states : m.states) + place * m.state_elements(), 64 * panel + row, lane);
         }
         copy_async_wait<1>();
-        if (kBack && walk.reads_at(chunk) && !m.linear) {
+        if (kBack && walk.reads_at(chunk)) {
             // lambda * dO; each thread its own pieces.
             const std::int64_t first =
                 (m.batch_block + in_batch) * kBlockTokens + static_cast<std::int64_t>(chunk) * kChunk;
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
                                      stage + C::kValues + side * kPanelBytes, warp, lane);
         }
         product_commit();
-        if (kKept && live) {
+        if (live) {
             auto* to = reinterpret_cast<uint4*>((kBack ? m.d_values : m.values) + place * kChunk * kChunk);
             for (int i = t % C::kSideThreads; i < kPanelBytes / 16; i += C::kSideThreads) {
                 to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut + side * kPanelBytes)[i];
@@ -215,10 +219,10 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
     }
 }
 
-template <int kKeyDim, bool kBack, bool kKept, int kSides>
+template <int kKeyDim, bool kBack, int kSides>
 void launch(const Matrix& m) {
     using C = WalkTiles<kKeyDim, kBack, kSides>;
-    const auto kernel = walks_kernel<kKeyDim, kBack, kKept, kSides>;
+    const auto kernel = walks_kernel<kKeyDim, kBack, kSides>;
     allow_shared(kernel, C::kBytes);
     const int groups = (m.walk_tiles + kSides - 1) / kSides;
     const auto blocks = static_cast<unsigned>(m.batch_blocks * m.walks * m.heads * groups);
@@ -227,20 +231,16 @@ void launch(const Matrix& m) {
 }
 
 // Back a multiprocessor has shared memory for one thread block alone: one of two tiles where there are two.
-template <int kKeyDim, bool kKept>
-void launch_back(const Matrix& m) {
-    (m.walk_tiles > 1 ? launch<kKeyDim, true, kKept, 2> : launch<kKeyDim, true, kKept, 1>)(m);
+template <int kKeyDim>
+void launch_both(const Matrix& m) {
+    launch<kKeyDim, false, 1>(m);
+    (m.walk_tiles > 1 ? launch<kKeyDim, true, 2> : launch<kKeyDim, true, 1>)(m);
 }
 
 }  // namespace
 
 void launch_matrix_walks(const Matrix& m) {
-    (m.key_dim == 64 ? launch<64, false, true, 1> : launch<128, false, true, 1>)(m);
-    (m.key_dim == 64 ? launch_back<64, true> : launch_back<128, true>)(m);
-}
-
-void launch_matrix_entering_gradients(const Matrix& m) {
-    (m.key_dim == 64 ? launch_back<64, false> : launch_back<128, false>)(m);
+    (m.key_dim == 64 ? launch_both<64> : launch_both<128>)(m);
 }
 
 }  // namespace fenwick::cuda::backward

@@ -67,6 +67,20 @@ TEST_CASE("matrix mixer gradients on the GPU agree over blocks whose states take
     }
 }
 
+// Blocks that forget what entered them, little by little and at once, between such that do not: walks end where
+// nothing is left (matrix.h).
+TEST_CASE("matrix mixer gradients on the GPU agree over blocks that forget") {
+    for (const std::int64_t levels : {0, 15}) {
+        MixerCase c = test::bf16_long_case(shape_of(1, 1, 64, 8, levels), 3 * kBlockTokens + 130, 9);
+        for (std::int64_t i = kBlockTokens; i < 2 * kBlockTokens; ++i) c.log_decay[i] *= 100.0F;
+        for (std::int64_t i = 0; i < kChunkTokens; ++i) {
+            c.log_decay[2 * kBlockTokens + 20 * kChunkTokens + i] = -1.0F;
+        }
+        check(c);
+        check(c, {0, 1, 3});
+    }
+}
+
 TEST_CASE("matrix mixer gradients on the GPU stay right for hard decays and for beta at its ends") {
     for (const std::int64_t levels : {0, 15}) {
         for (const float decay : {0.0F, -20.0F, -320.0F, -test::kInfinity}) {
