@@ -1,9 +1,10 @@
 // Everything that is per token, of log-linear models: one thread block a chunk of a key head,
 // its heads one after the other. The walks' tiles come by columns of 64; then the chunk's own products (matrix.h has
 // the formulas).
-#include "kernels/cuda/backward/matrix_key_heads.cuh"
+#include "core/cuda/check.h"
 #include "kernels/cuda/backward/matrix_rows_chunk.cuh"
 #include "kernels/cuda/operand.h"
+#include "kernels/cuda/shared_memory.h"
 
 namespace fenwick::cuda::backward {
 namespace {
@@ -28,7 +29,6 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     const int own_first = panel * kOwn;
     const std::int64_t number = c.in_batch * kChunks + c.chunk;
     const MixerInputs& in = m.call.inputs;
-    const MixerGradients& g = m.call.gradients;
     const std::int64_t key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
     const std::int64_t value_column = static_cast<std::int64_t>(c.head) * m.value_dim;
 
@@ -181,13 +181,7 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
             pause(scores, shared.scores);
             multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kWeighed, start + C::kD, own_first, warp, lane);
         }
-        const auto place = [&](int i) {
-            const int r = own_row(i);
-            const int column = tile * 64 + own_column(i);
-            return r < c.rows && column < m.value_dim ? g.v + (c.first + r) * g.v_stride + value_column + column
-                                                      : nullptr;
-        };
-        put_pairs(d_v, place, kSummaries);
+        put_value_gradients(m, c, places, d_v, tile, kSummaries);
         __syncthreads();
     }
     resume(solved, shared.pairs, false);
@@ -196,16 +190,31 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     finish_rows<kKeyDim, kForm>(m, c, aligned, sums, added);
 }
 
+// A thread block for a chunk of a key head: its heads one after the other, so that gradients of q and k are summed
+// where they lie, by the same threads and in the heads' order.
 template <int kKeyDim, MatrixForm kForm>
-struct RowsOfHead {
-    static __device__ __forceinline__ void run(const Matrix& m, const MatrixChunk& c, char* aligned, int index) {
-        rows_of_head<kKeyDim, kForm>(m, c, aligned, kForm == MatrixForm::kSummaries || index > 0);
+__global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
+    rows_kernel(const __grid_constant__ Matrix m) {
+    extern __shared__ char memory[];
+    const std::uint32_t start = shared_address(memory);
+    char* aligned = memory + (((start + 1023U) & ~1023U) - start);
+    const auto key_heads = static_cast<unsigned>(m.heads / m.heads_per_key);
+    const int first_head = static_cast<int>(blockIdx.x % key_heads) * m.heads_per_key;
+#pragma unroll 1
+    for (int i = 0; i < m.heads_per_key; ++i) {
+        if (i > 0) __syncthreads();  // the last head's tiles have been read
+        const MatrixChunk c = chunk_of(m, blockIdx.x / key_heads, first_head + i);
+        rows_of_head<kKeyDim, kForm>(m, c, aligned, kForm == MatrixForm::kSummaries || i > 0);
     }
-};
+}
 
 template <int kKeyDim, MatrixForm kForm>
 void launch(const Matrix& m) {
-    launch_by_key_heads<RowsOfHead<kKeyDim, kForm>, MatrixTiles<kKeyDim, kForm>>(m);
+    using C = MatrixTiles<kKeyDim, kForm>;
+    allow_shared(rows_kernel<kKeyDim, kForm>, C::kBytes);
+    const auto blocks = static_cast<unsigned>((m.batch_rows() + kChunk - 1) / kChunk * (m.heads / m.heads_per_key));
+    rows_kernel<kKeyDim, kForm><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m);
+    FENWICK_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace

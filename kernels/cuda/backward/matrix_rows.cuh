@@ -25,7 +25,7 @@ struct MatrixShared {
     float by_row[3][kPanels][kChunk];     // incoming, outgoing, beta
     float inside[kChunk];                 // pairs in the chunk that cross a token
     float decay[kChunk];                  // e^G
-    float2 in_chunk[kChunk];
+    alignas(16) float2 in_chunk[kChunk];
     float across[4 * kPanels];
     MatrixWalk walks[kMatrixMostWalks];
     int numbers[kMatrixMostWalks];  // of the walks that take the chunk
@@ -72,14 +72,6 @@ __device__ __forceinline__ float* pairs_of(MatrixShared<kKeyDim / 64, kForm>& sh
     return C::kLinear ? reinterpret_cast<float*>(tiles + C::kP) : shared.pairs;
 }
 
-/// D of a pair: exp(G_i - G_j), 0 right of the diagonal.
-template <int kPanels, MatrixForm kForm>
-__device__ __forceinline__ float pair_decay(const MatrixShared<kPanels, kForm>& shared, int row, int column) {
-    const float2 at = shared.in_chunk[row];
-    const float2 from = shared.in_chunk[column];
-    return column <= row ? exp2_fast((at.x - from.x) + (at.y - from.y)) : 0.0F;
-}
-
 /// Lambda of a pair's level (1 where there is none), 0 right of the diagonal.
 template <int kPanels, MatrixForm kForm>
 __device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels, kForm>& shared, int row, int column) {
@@ -103,6 +95,41 @@ struct OwnPlaces {
     }
 };
 
+/// D = exp(G_i - G_j) of a thread's own places, 0 right of the diagonal.
+template <int kKeyDim, MatrixForm kForm>
+__device__ __forceinline__ void own_decays(const MatrixShared<kKeyDim / 64, kForm>& shared,
+                                           const OwnPlaces<kKeyDim>& places,
+                                           float (&decays)[OwnPlaces<kKeyDim>::kOwn / 2]) {
+    const float2 at[2] = {shared.in_chunk[places.row(0)], shared.in_chunk[places.row(2)]};
+#pragma unroll
+    for (int i = 0; i < OwnPlaces<kKeyDim>::kOwn / 2; i += 4) {
+        const int column = places.column(i);
+        const float4 from = *reinterpret_cast<const float4*>(&shared.in_chunk[column]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int r = places.row(2 * half);
+            const float first = exp2_fast((at[half].x - from.x) + (at[half].y - from.y));
+            const float second = exp2_fast((at[half].x - from.z) + (at[half].y - from.w));
+            decays[i + 2 * half] = column <= r ? first : 0.0F;
+            decays[i + 2 * half + 1] = column < r ? second : 0.0F;
+        }
+    }
+}
+
+/// A thread's own places of a tile of dV.
+template <int kKeyDim>
+__device__ __forceinline__ void put_value_gradients(const Matrix& m, const MatrixChunk& c,
+                                                    const OwnPlaces<kKeyDim>& places,
+                                                    const float (&d_v)[OwnPlaces<kKeyDim>::kOwn / 2], int tile,
+                                                    bool added) {
+    const MixerGradients& g = m.call.gradients;
+    const int row = places.row(0);
+    const int column = tile * 64 + places.column(0);
+    float* const first = g.v + (c.first + row) * g.v_stride + static_cast<std::int64_t>(c.head) * m.value_dim + column;
+    float* const rows[2] = {row < c.rows ? first : nullptr, row + 8 < c.rows ? first + 8 * g.v_stride : nullptr};
+    put_pairs(d_v, rows, (m.value_dim - column + 7) / 8, added);
+}
+
 /// N, and of S and T, P and P * Lambda as tiles (of the summaries' step: N alone); there after another barrier. All
 /// threads.
 template <int kKeyDim, MatrixForm kForm>
@@ -119,13 +146,14 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
         const std::uint32_t keys = start + C::kK + i * kPanelBytes;
         multiply_tiles<kOwn, Rows::kColumns, false>(kk, keys, keys, first, warp, lane);
     }
+    float decays[kOwn / 2];
+    own_decays<kKeyDim, kForm>(shared, places, decays);
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 2) {
         const int r = places.row(i);
         const int column = places.column(i);
         *places.pair(C::kN, r, column) =
-            pack_bf16(column < r ? kk[i] * pair_decay(shared, r, column) : 0.0F,
-                      column + 1 < r ? kk[i + 1] * pair_decay(shared, r, column + 1) : 0.0F);
+            pack_bf16(column < r ? kk[i] * decays[i] : 0.0F, column + 1 < r ? kk[i + 1] * decays[i + 1] : 0.0F);
     }
     if constexpr (kForm != MatrixForm::kSummaries) {
         float p[kOwn / 2] = {};

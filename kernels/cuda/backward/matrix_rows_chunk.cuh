@@ -102,6 +102,8 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         multiply_tiles<kOwn, kColumns, false>(d_s, start + (C::kLinear ? C::kDValues : C::kValues), start + C::kT,
                                               own_first, warp, lane);
         multiply_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
+        float decays[kOwn / 2];
+        own_decays<kKeyDim, kForm>(shared, places, decays);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
@@ -111,8 +113,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
             const std::uint32_t s = *pair_at(C::kS, r, column);
             pairs[i] = s0 * low_bf16(s);
             pairs[i + 1] = s1 * high_bf16(s);
-            *pair_at(C::kV, r, column) =
-                pack_bf16(s0 * pair_decay(shared, r, column), s1 * pair_decay(shared, r, column + 1));
+            *pair_at(C::kV, r, column) = pack_bf16(s0 * decays[i], s1 * decays[i + 1]);
         }
     }
     store_tile(d_removes, aligned + C::kDX + panel * kPanelBytes, row, lane);
@@ -156,6 +157,8 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         multiply_tiles<kOwn, kDepth, true>(less, start + C::kN, start + C::kD, own_first, warp, lane);
         multiply_tiles<kOwn, kDepth, false>(z, start + C::kN, start + C::kT, own_first, warp, lane);
         float beta[2] = {};
+        float decays[kOwn / 2];
+        own_decays<kKeyDim, kForm>(shared, places, decays);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
@@ -165,8 +168,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
             const std::uint32_t n = *pair_at(C::kN, r, column);
             added_by_pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
             added_by_pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
-            *pair_at(C::kValues, r, column) =
-                pack_bf16(n0 * pair_decay(shared, r, column), n1 * pair_decay(shared, r, column + 1));
+            *pair_at(C::kValues, r, column) = pack_bf16(n0 * decays[i], n1 * decays[i + 1]);
             float& sum = beta[(i & 2) / 2];
             sum = fmaf(solved[i] - less[i], (column == r ? 1.0F : 0.0F) - z[i], sum);
             sum = fmaf(solved[i + 1] - less[i + 1], (column + 1 == r ? 1.0F : 0.0F) - z[i + 1], sum);
@@ -217,12 +219,9 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         multiply_group<kDepth, true, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
     }
     const auto store = [&](const float(&x)[32], float* to, std::int64_t stride) {
-        const auto place = [&](int i) {
-            const int r = own_row(i);
-            return r < c.rows ? to + (c.first + r) * stride + key_column + panel * 64 + i / 4 * 8 + lane % 4 * 2
-                              : nullptr;
-        };
-        put_pairs(x, place, added);
+        float* const first = to + (c.first + row) * stride + key_column + panel * 64 + lane % 4 * 2;
+        float* const rows[2] = {row < c.rows ? first : nullptr, row + 8 < c.rows ? first + 8 * stride : nullptr};
+        put_pairs(x, rows, 8, added);
     };
     if (!kSummaries) store(d_reads, g.q, g.q_stride);
     store(d_k, g.k, g.k_stride);

@@ -18,14 +18,14 @@ constexpr auto kForm = MatrixForm::kLinear;
 /// What a thread block does next: a chunk and a head, heads of a key head one after the other, so that gradients of q
 /// and k are summed where they lie, by the same threads and in the heads' order.
 struct Turn {
-    std::int64_t pair;  // of a chunk and a key head
-    int index;          // of the head among those of its key head
+    unsigned pair;  // of a chunk and a key head
+    int index;      // of the head among those of its key head
 
     [[nodiscard]] __device__ __forceinline__ Turn next(const Matrix& m) const {
         return index + 1 < m.heads_per_key ? Turn{pair, index + 1} : Turn{pair + gridDim.x, 0};
     }
     [[nodiscard]] __device__ __forceinline__ MatrixChunk chunk(const Matrix& m) const {
-        const int key_heads = m.heads / m.heads_per_key;
+        const auto key_heads = static_cast<unsigned>(m.heads / m.heads_per_key);
         return chunk_of(m, pair / key_heads, static_cast<int>(pair % key_heads) * m.heads_per_key + index);
     }
 };
@@ -117,22 +117,14 @@ __device__ __forceinline__ void add_values(const Matrix& m, const MatrixChunk& c
     for (float& x : d_v) x = -x;
     multiply_tiles<kOwn, Rows::kColumns, false>(sums.scores, at + C::kD, at + C::kV, first, warp, lane);
     multiply_tiles<kOwn, Rows::kDepth, true>(d_v, start + C::kP, at + C::kD, first, warp, lane);
-    const MixerGradients& g = m.call.gradients;
-    const auto place = [&](int i) {
-        const int r = places.row(i);
-        const int column = tile * 64 + places.column(i);
-        return r < c.rows && column < m.value_dim
-                   ? g.v + (c.first + r) * g.v_stride + static_cast<std::int64_t>(c.head) * m.value_dim + column
-                   : nullptr;
-    };
-    put_pairs(d_v, place, false);
+    put_value_gradients(m, c, places, d_v, tile, false);
 }
 
 // The tiles of a turn's columns take the two sets in turn, the last one set 0, which finish_rows works in. Where the
 // first one takes set 1 it comes during the turn before.
 template <int kKeyDim>
 __global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
-    rows_kernel(const __grid_constant__ Matrix m, std::int64_t pairs) {
+    rows_kernel(const __grid_constant__ Matrix m, unsigned pairs) {
     using C = MatrixTiles<kKeyDim, kForm>;
     extern __shared__ char memory[];
     const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
@@ -194,8 +186,8 @@ template <int kKeyDim>
 void launch(const Matrix& m) {
     using C = MatrixTiles<kKeyDim, kForm>;
     allow_shared(rows_kernel<kKeyDim>, C::kBytes);
-    const std::int64_t pairs = (m.batch_rows() + kChunk - 1) / kChunk * (m.heads / m.heads_per_key);
-    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(pairs, multiprocessors()));
+    const auto pairs = static_cast<unsigned>((m.batch_rows() + kChunk - 1) / kChunk * (m.heads / m.heads_per_key));
+    const unsigned blocks = std::min(pairs, static_cast<unsigned>(multiprocessors()));
     rows_kernel<kKeyDim><<<blocks, C::kThreads, C::kBytes, m.call.stream>>>(m, pairs);
     FENWICK_CUDA_CHECK(cudaGetLastError());
 }

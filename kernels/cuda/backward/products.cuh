@@ -13,24 +13,32 @@ inline constexpr int kPanelBytes = kChunk * kTileRowBytes;  // 64 rows of 64 col
 #if defined(__CUDACC__)
 
 /// Copies a chunk's rows, 8 kPieces columns, into panels: rows from `rows` on and pieces from `pieces` on become zero.
-/// A thread's pieces are i = t, t + kThreads, ...: row i / kPieces, piece i % kPieces.
+/// A thread's pieces lie below each other, kThreads / kPieces rows apart: the first is row t / kPieces, piece t %
+/// kPieces.
 template <int kPieces, int kThreads>
 __device__ __forceinline__ void copy_rows(std::uint32_t to, const __nv_bfloat16* from, std::int64_t stride, int rows,
                                           int pieces, int t) {
-    for (int i = t; i < kChunk * kPieces; i += kThreads) {
-        const int r = i / kPieces;
-        const int piece = i % kPieces;
-        const bool live = r < rows && piece < pieces;
-        copy_async_16(to + piece / 8 * kPanelBytes + tile_offset(r, piece % 8),
-                      live ? from + r * stride + piece * 8 : from, live);
+    constexpr int kStep = kThreads / kPieces;
+    static_assert(kThreads % kPieces == 0 && kStep % 8 == 0 && kChunk % kStep == 0);  // one place in the swizzle
+    const int piece = t % kPieces;
+    const int row = t / kPieces;
+    const int live = piece < pieces ? rows - row : 0;
+    const __nv_bfloat16* mine = from + row * stride + piece * 8;
+    const std::uint32_t at = to + piece / 8 * kPanelBytes + tile_offset(row, piece % 8);
+#pragma unroll
+    for (int first = 0; first < kChunk; first += kStep) {
+        copy_async_16(at + first * kTileRowBytes, first < live ? mine : from, first < live);
+        mine += kStep * stride;
     }
 }
 
-/// Copies whole 16-byte pieces that lie one after the other.
+/// Copies whole 16-byte pieces that lie one after the other, the same number for each thread.
 template <int kThreads>
 __device__ __forceinline__ void copy_pieces(std::uint32_t to, const __nv_bfloat16* from, int bytes, int t) {
-    for (int i = t; i < bytes / 16; i += kThreads) {
-        copy_async_16(to + i * 16, reinterpret_cast<const char*>(from) + i * 16, true);
+    const char* mine = reinterpret_cast<const char*>(from) + t * 16;
+#pragma unroll
+    for (int first = 0; first < bytes; first += 16 * kThreads) {
+        copy_async_16(to + t * 16 + first, mine + first, true);
     }
 }
 
@@ -147,23 +155,32 @@ __device__ __forceinline__ void put(float* to, float x, bool added) {
     *to = added ? *to + x : x;
 }
 
-/// The same for sums of a product, two neighbours at a time: place(i) for even i is 8-byte aligned, or null. All are
-/// read before the first is written, so that no read waits for another.
-template <int kCount, class Place>
-__device__ __forceinline__ void put_pairs(const float (&x)[kCount], const Place& place, bool added) {
-    float2 before[kCount / 2] = {};
+/// The same for a thread's sums of a product: place i of two rows, each null or where its column of the first 8 lies
+/// (8-byte aligned); 8 columns for 4 places, of which `groups` are there. All are read before the first is written, so
+/// that no read waits for another.
+template <int kCount>
+__device__ __forceinline__ void put_pairs(const float (&x)[kCount], float* const (&rows)[2], int groups, bool added) {
+    float2 before[2][kCount / 4] = {};
     if (added) {
 #pragma unroll
-        for (int i = 0; i < kCount; i += 2) {
-            const float* from = place(i);
-            if (from != nullptr) before[i / 2] = *reinterpret_cast<const float2*>(from);
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int n = 0; n < kCount / 4; ++n) {
+                if (rows[half] != nullptr && n < groups) {
+                    before[half][n] = *reinterpret_cast<const float2*>(rows[half] + 8 * n);
+                }
+            }
         }
     }
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
-        float* to = place(i);
-        if (to == nullptr) continue;
-        *reinterpret_cast<float2*>(to) = make_float2(before[i / 2].x + x[i], before[i / 2].y + x[i + 1]);
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < kCount / 4; ++n) {
+            if (rows[half] == nullptr || n >= groups) continue;
+            const float2 old = before[half][n];
+            const int i = 4 * n + 2 * half;
+            *reinterpret_cast<float2*>(rows[half] + 8 * n) = make_float2(old.x + x[i], old.y + x[i + 1]);
+        }
     }
 }
 

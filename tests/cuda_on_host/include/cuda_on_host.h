@@ -85,7 +85,8 @@ std::size_t dynamic_shared_bytes();
 inline constexpr std::size_t kLaneBytes = 128;
 const unsigned char* warp_exchange(const void* value, std::size_t bytes, unsigned mask);
 int lane();
-// cp.async: `from` null: zeros. The running thread's copies of a group arrive at a wait that leaves at most `pending` later groups.
+// cp.async: `from` null: zeros. The running thread's copies of a group arrive at a wait that leaves at most `pending`
+// later groups.
 void copy_later(unsigned char* to, const void* from, int bytes);
 void copies_commit();
 void copies_wait(int pending);
