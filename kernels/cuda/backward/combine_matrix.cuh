@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/backward/combine.cuh"
+#include "kernels/cuda/vanished.cuh"
 
 namespace fenwick::cuda::backward {
 
@@ -33,7 +34,8 @@ public:
           first_column_(static_cast<int>(tile) % tiles(columns) * kProductTile) {}
 
     /// += L R over `depth`: L [rows, depth], or given as its transpose [depth, rows]; R [depth, columns], or as its
-    /// transpose [columns, depth]; all without gaps. All threads.
+    /// transpose [columns, depth]; all without gaps. Steps of the depth at which L has vanished are passed over. All
+    /// threads.
     template <bool kLeftTransposed, bool kRightTransposed>
     __device__ void add(const float* left, const float* right, int depth) {
         constexpr int kStep = 32;
@@ -59,13 +61,16 @@ public:
                     r_there ? right[kRightTransposed ? column * depth + r_inner : r_inner * columns_ + column] : 0.0F;
             }
             __syncthreads();
+            ProductsSeen seen;
 #pragma unroll
             for (int e = 0; e < kEach; ++e) {
+                seen.see_a(next_l[e]);
+                seen.see_x(next_r[e]);
                 const int i = t + e * kProductThreads;
                 (kLeftTransposed ? l[i / kProductTile][i % kProductTile] : l[i % kStep][i / kStep]) = next_l[e];
                 (kRightTransposed ? r[i % kStep][i / kStep] : r[i / kProductTile][i % kProductTile]) = next_r[e];
             }
-            __syncthreads();
+            if (__syncthreads_or(seen.count() ? 1 : 0) == 0) continue;
             const int steps = min(kStep, depth - first);
 #pragma unroll 8
             for (int i = 0; i < steps; ++i) {

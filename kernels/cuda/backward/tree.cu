@@ -7,8 +7,8 @@
 #include "kernels/cuda/backward/combine_matrix.cuh"
 #include "kernels/cuda/backward/summary.h"
 #include "kernels/cuda/backward/tree.h"
+#include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/operand.h"
-#include "kernels/cuda/summary.h"
 #include "kernels/summary.h"
 
 namespace fenwick::cuda::backward {
@@ -170,6 +170,19 @@ std::int64_t formed_nodes(const Tree& tree, int bit) {
     return (last_block(tree) >> bit) - (tree.first_block >> bit);
 }
 
+// The tree's nodes as the forward pass has them.
+matrix::Nodes forward_nodes(const Tree& tree) {
+    static_assert(kMaxBits <= matrix::kMaxBits);
+    matrix::Nodes nodes;
+    nodes.first_block = tree.first_block;
+    nodes.last_block = last_block(tree);
+    nodes.layer = tree.nodes.layer;
+    nodes.blocks = tree.nodes.blocks;
+    std::ranges::copy(tree.nodes.entering, nodes.entering);
+    std::ranges::copy(tree.nodes.formed, nodes.formed);
+    return nodes;
+}
+
 int top_bit(const Tree& tree) {
     return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(last_block(tree)))) - 1;
 }
@@ -259,12 +272,7 @@ void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const float* 
 }
 
 void launch_enter(const Tree& tree, cudaStream_t stream) {
-    for (int bit = 1; bit <= top_bit(tree); ++bit) {
-        for (std::int64_t i = tree.first_block >> bit; i < last_block(tree) >> bit; ++i) {
-            combine_summaries(tree.shape, tree.nodes.find(bit - 1, 2 * i), tree.nodes.find(bit - 1, 2 * i + 1),
-                              tree.nodes.formed[bit] + (i - (tree.first_block >> bit)) * tree.nodes.layer, stream);
-        }
-    }
+    matrix::form_nodes(tree.shape, forward_nodes(tree), stream);
     for (int bit = top_bit(tree); bit >= 0; --bit) {
         for_level(tree, bit, [&](const Level& level) {
             const auto heads = static_cast<unsigned>(level.sizes.heads);
