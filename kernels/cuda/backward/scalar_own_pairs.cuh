@@ -5,16 +5,23 @@
 
 namespace fenwick::cuda::backward {
 
-__device__ __forceinline__ float sum_rows_of_eight(float x) {
+/// The sum over the eight lanes of one remainder by 4 of each value; lane l gets that of x[l / 4]. Half of the values
+/// go to the other half of the lanes each time.
+__device__ __forceinline__ float sum_rows_of_eight(float (&x)[8], int lane) {
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
-    return x;
+    for (int count = 4; count >= 1; count /= 2) {
+        const bool upper = (lane & 4 * count) != 0;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const float other = __shfl_xor_sync(0xffffffffU, upper ? x[i] : x[i + count], 4 * count);
+            x[i] = (upper ? x[i + count] : x[i]) + other;
+        }
+    }
+    return x[0];
 }
 
-__device__ __forceinline__ void store_sums(float* to, float x, float y, bool more) {
-    auto* pair = reinterpret_cast<float2*>(to);
-    const float2 old = more ? *pair : make_float2(0.0F, 0.0F);
-    *pair = make_float2(old.x + x, old.y + y);
+__device__ __forceinline__ void store_sum(float& to, float x, bool more) {
+    to = more ? to + x : x;
 }
 
 /// The chunk's own pairs of one column: from X = dO V^T and P = Q K^T (fragments of a warp's 16 rows and kColumns
@@ -34,6 +41,8 @@ __device__ __forceinline__ void own_pairs(const float (&x)[kColumns / 2], const 
         const int t = 8 * eighth + in_square;
         const float2 at = shared.in_chunk[t];
         float sums[kOwnLevels] = {};
+        float by_column[kColumns / 4] = {};  // X P D M of two columns of a square
+        float in_own_square[8] = {};         // the same of the square on the diagonal by level, from 1
 #pragma unroll
         for (int n = 0; n < kColumns / 8; ++n) {
             const int other = first / 8 + n;
@@ -44,7 +53,6 @@ __device__ __forceinline__ void own_pairs(const float (&x)[kColumns / 2], const 
                 continue;
             }
             float weighted[2];
-            float sum[2];  // by column: X P D M
             if (other < eighth) {
                 const int apart = other ^ eighth;
                 const int level = apart >= 4 ? 6 : apart >= 2 ? 5 : 4;
@@ -58,15 +66,12 @@ __device__ __forceinline__ void own_pairs(const float (&x)[kColumns / 2], const 
                     w[i + e] = fmaf(both, lambda, w[i + e]);
                     const float y = both * p[i + e];
                     row += y;
-                    sum[e] = sum_rows_of_eight(y * lambda);
+                    by_column[2 * n + e] = y * lambda;
                     weighted[e] = p[i + e] * decay * lambda;
                 }
                 sums[4] += level == 4 ? row : 0.0F;
                 sums[5] += level == 5 ? row : 0.0F;
                 sums[6] += level == 6 ? row : 0.0F;
-                if (lane < 4) {
-                    store_sums(&shared.columns[eighth][8 * other + pair], sum[0], sum[1], more);
-                }
             } else {
                 float y[2];
                 int level[2];
@@ -83,20 +88,28 @@ __device__ __forceinline__ void own_pairs(const float (&x)[kColumns / 2], const 
                     w[i + e] = fmaf(both, lambda, w[i + e]);
                     y[e] = both * p[i + e];
                     weighted[e] = p[i + e] * decay * lambda;
-                    sum[e] = y[e] * lambda;
+#pragma unroll
+                    for (int l = 1; l < 4; ++l) in_own_square[2 * (l - 1) + e] = level[e] == l ? y[e] * lambda : 0.0F;
                 }
 #pragma unroll
                 for (int l = 0; l < 4; ++l) {
                     sums[l] += (level[0] == l ? y[0] : 0.0F) + (level[1] == l ? y[1] : 0.0F);
-                    if (l == 0) continue;
-                    const float low = sum_rows_of_eight(level[0] == l ? sum[0] : 0.0F);
-                    const float high = sum_rows_of_eight(level[1] == l ? sum[1] : 0.0F);
-                    if (lane < 4) {
-                        store_sums(&shared.square[l - 1][8 * other + pair], low, high, more);
-                    }
                 }
             }
             *to = pack_bf16(weighted[0], weighted[1]);
+        }
+        // A lane stores a column: of squares left of the diagonal, and of the one on it where it is among these.
+        const int of_pair = in_square % 2;
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; n += 4) {
+            const float sum = sum_rows_of_eight(reinterpret_cast<float(&)[8]>(by_column[2 * n]), lane);
+            const int other = first / 8 + n + in_square / 2;
+            if (other < eighth) store_sum(shared.columns[eighth][8 * other + pair + of_pair], sum, more);
+        }
+        const bool has_own = eighth >= first / 8 && eighth < (first + kColumns) / 8;
+        const float sum_of_own = sum_rows_of_eight(in_own_square, lane);
+        if (has_own && in_square < 6) {
+            store_sum(shared.square[in_square / 2][8 * eighth + pair + of_pair], sum_of_own, more);
         }
 #pragma unroll
         for (int l = 0; l < kOwnLevels; ++l) {
