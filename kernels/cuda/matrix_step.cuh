@@ -188,6 +188,42 @@ __device__ __forceinline__ void write_state(Columns<kDk>& x, float keep, const s
     products_end(x);
 }
 
+/// One chunk of a state alone. `values`: the panel of V, of which the warp's 16 columns are taken; `decays`: exp(G),
+/// exp(G_C - G); `see_values` gets exp(G_C - G) * U'^T while the last products run, `meanwhile` is done while the first
+/// do.
+template <int kDk, class Meanwhile, class SeeValues>
+__device__ __forceinline__ void step_state(Columns<kDk>& x, std::uint32_t keys, std::uint32_t values,
+                                           std::uint32_t triangle, const float* decays, int warp,
+                                           const Meanwhile& meanwhile, const SeeValues& see_values) {
+    float y[32];
+    read_state<kDk>(x, keys, y, meanwhile);
+    scale_tokens(y, decays);
+    subtract_from_values(y, values, static_cast<std::uint32_t>(32 * warp));
+    std::uint32_t a[4][4];
+    pack_tokens(y, a);
+    clear(y);
+    products_begin(y);
+    add_triangle(a, triangle, y);
+    products_commit();
+    scale_state<kDk>(x, decays[kC - 1]);
+    products_wait<0>();
+    keep(y);
+    scale_tokens(y, decays + kC);
+    pack_tokens(y, a);
+    products_begin(x);
+    add_to_state<kDk>(x, a, keys);
+    products_commit();
+    see_values(y);
+    products_wait<0>();
+    keep(x);
+}
+template <int kDk, class Meanwhile>
+__device__ __forceinline__ void step_state(Columns<kDk>& x, std::uint32_t keys, std::uint32_t values,
+                                           std::uint32_t triangle, const float* decays, int warp,
+                                           const Meanwhile& meanwhile) {
+    step_state<kDk>(x, keys, values, triangle, decays, warp, meanwhile, [](const float(&)[32]) {});
+}
+
 /// State columns [first, first + 16) of `from` [d_k][stride] into X^T; columns from `columns` on become zero.
 template <int kDk>
 __device__ __forceinline__ void load_columns(Columns<kDk>& x, const float* from, int stride, int first, int columns) {

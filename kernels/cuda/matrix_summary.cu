@@ -95,30 +95,6 @@ __device__ __forceinline__ void step_transition(Columns<kDk>& x, const Stage<kDk
     products_end(x);
 }
 
-template <int kDk, class Meanwhile>
-__device__ __forceinline__ void step_state(Columns<kDk>& x, const Stage<kDk>& stage, int warp,
-                                           const Meanwhile& meanwhile) {
-    const std::uint32_t keys = shared_address(stage.k);
-    float y[32];
-    read_state<kDk>(x, keys, y, meanwhile);
-    scale_tokens(y, stage.decays);
-    subtract_from_values(y, shared_address(stage.other), static_cast<std::uint32_t>(32 * warp));
-    std::uint32_t a[4][4];
-    pack_tokens(y, a);
-    clear(y);
-    products_begin(y);
-    add_triangle(a, shared_address(stage.triangle), y);
-    products_commit();
-    scale_state<kDk>(x, stage.decays[kC - 1]);
-    products_wait<0>();
-    keep(y);
-    scale_tokens(y, stage.decays + kC);
-    pack_tokens(y, a);
-    products_begin(x);
-    add_to_state<kDk>(x, a, keys);
-    products_end(x);
-}
-
 /// Whether no element of the thread block's columns, which then become zeros, reaches kVanished. NaN does.
 template <int kDk>
 __device__ __forceinline__ bool vanished(Columns<kDk>& x) {
@@ -180,7 +156,9 @@ __global__ void __launch_bounds__(kThreads, 3) summarise(const Arguments args) {
             step_transition<kDk>(x, stages[c % 2], load_next);
             if (c % kLookEvery == kLookEvery - 1 && vanished<kDk>(x)) break;
         } else {
-            step_state<kDk>(x, stages[c % 2], warp, load_next);
+            const Stage<kDk>& stage = stages[c % 2];
+            step_state<kDk>(x, shared_address(stage.k), shared_address(stage.other), shared_address(stage.triangle),
+                            stage.decays, warp, load_next);
         }
     }
     if (transition) {

@@ -36,7 +36,7 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     const auto own_row = [&](int i) { return places.row(i); };
     const auto own_column = [&](int i) { return places.column(i); };
     const auto pair_at = [&](int tile, int r, int column) { return places.pair(tile, r, column); };
-    const auto copy = [&](int to, const __nv_bfloat16* from, int bytes) {
+    const auto copy = [&](int to, const __nv_bfloat16* from, auto bytes) {
         copy_pieces<C::kThreads>(start + to, from, bytes, t);
     };
     const auto copy_values = [&](int to, const void* all, std::int64_t stride, int tile) {
@@ -56,11 +56,11 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     };
     if constexpr (!kSummaries) {
         copy_keys(C::kQ, in.q, in.q_stride);
-        copy(C::kReads, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+        copy(C::kReads, m.reads + c.place * m.state_elements(), Bytes<C::kKeyBytes>{});
         matrix::load_triangle<C::kThreads>(start + C::kS, m.prepared.second + c.place * kChunk * kChunk);
     }
     copy_keys(C::kK, in.k, in.k_stride);
-    copy(C::kRemoves, m.removes + c.place * m.state_elements(), C::kKeyBytes);
+    copy(C::kRemoves, m.removes + c.place * m.state_elements(), Bytes<C::kKeyBytes>{});
     matrix::load_triangle<C::kThreads>(start + C::kT, m.prepared.triangle + c.place * kChunk * kChunk);
     copy_async_commit();
     fill_shared<kKeyDim, kForm>(m, c, shared, t);
@@ -78,8 +78,8 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
             } while (ahead_tile < m.walk_tiles && ahead_tile >= shared.walks[ahead].tiles);
             if (ahead_tile < m.walk_tiles) {
                 const std::int64_t place = walk_place(m, number, shared.numbers[ahead], c.head, ahead_tile);
-                copy(C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
-                copy(C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
+                copy(C::kX, m.states + place * m.state_elements(), Bytes<C::kKeyBytes>{});
+                copy(C::kDX, m.d_states + place * m.state_elements(), Bytes<C::kKeyBytes>{});
             }
         }
         copy_async_commit();
@@ -113,8 +113,8 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
             const MatrixWalk& walk = shared.walks[e];
             if (tile >= walk.tiles) continue;
             const std::int64_t place = walk_place(m, number, shared.numbers[e], c.head, tile);
-            copy(C::kValues, m.values + place * kChunk * kChunk, kPanelBytes);
-            copy(C::kDValues, m.d_values + place * kChunk * kChunk, kPanelBytes);
+            copy(C::kValues, m.values + place * kChunk * kChunk, Bytes<kPanelBytes>{});
+            copy(C::kDValues, m.d_values + place * kChunk * kChunk, Bytes<kPanelBytes>{});
             copy_async_commit();
             copy_async_wait<0>();
             written();

@@ -37,17 +37,17 @@ struct Copies {
     std::uint32_t start;
     int t;
 
-    __device__ __forceinline__ void pieces(std::uint32_t to, const __nv_bfloat16* from, int bytes) const {
+    __device__ __forceinline__ void pieces(std::uint32_t to, const __nv_bfloat16* from, auto bytes) const {
         copy_pieces<C::kThreads>(start + to, from, bytes, t);
     }
     // The tiles of 64 columns into set 0 or 1: X and dX', V', dV' (all transposed), v and dO.
     __device__ __forceinline__ void columns(const MatrixChunk& c, int tile, int set) const {
         const int to = set * C::kSetBytes;
         const std::int64_t place = walk_place(m, c.in_batch * kChunks + c.chunk, 0, c.head, tile);
-        pieces(to + C::kX, m.states + place * m.state_elements(), C::kKeyBytes);
-        pieces(to + C::kDX, m.d_states + place * m.state_elements(), C::kKeyBytes);
-        pieces(to + C::kValues, m.values + place * kChunk * kChunk, kPanelBytes);
-        pieces(to + C::kDValues, m.d_values + place * kChunk * kChunk, kPanelBytes);
+        pieces(to + C::kX, m.states + place * m.state_elements(), Bytes<C::kKeyBytes>{});
+        pieces(to + C::kDX, m.d_states + place * m.state_elements(), Bytes<C::kKeyBytes>{});
+        pieces(to + C::kValues, m.values + place * kChunk * kChunk, Bytes<kPanelBytes>{});
+        pieces(to + C::kDValues, m.d_values + place * kChunk * kChunk, Bytes<kPanelBytes>{});
         const std::int64_t column = static_cast<std::int64_t>(c.head) * m.value_dim + tile * 64;
         const auto values = [&](int at, const void* all, std::int64_t stride) {
             const auto* from = static_cast<const __nv_bfloat16*>(all) + c.first * stride + column;

@@ -75,18 +75,19 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
             const std::uint32_t to = start + step % 2 * C::kStageBytes;
             const auto* k = static_cast<const __nv_bfloat16*>(in.k) + c.first * in.k_stride + key_column;
             copy_rows<kKeyDim / 8, C::kThreads>(to + C::kK, k, in.k_stride, c.rows, kKeyDim / 8, t);
-            const auto copy = [&](int at, const __nv_bfloat16* from, int bytes) {
+            const auto copy = [&](int at, const __nv_bfloat16* from, auto bytes) {
                 copy_pieces<C::kThreads>(to + at, from, bytes, t);
             };
-            copy(C::kW, m.removes + c.place * m.state_elements(), C::kKeyBytes);
-            if (kBack && walk.reads_at(c.chunk)) copy(C::kQ, m.reads + c.place * m.state_elements(), C::kKeyBytes);
+            copy(C::kW, m.removes + c.place * m.state_elements(), Bytes<C::kKeyBytes>{});
+            if (kBack && walk.reads_at(c.chunk))
+                copy(C::kQ, m.reads + c.place * m.state_elements(), Bytes<C::kKeyBytes>{});
 #pragma unroll
             for (int i = 0; i < kSides; ++i) {
                 const int own = first_tile + i;
                 if (own >= walk.tiles) continue;
                 const int at = C::kValues + i * kPanelBytes;
                 if (!kBack && walk.writes_at(c.chunk)) {
-                    copy(at, m.writes + (c.place * m.tiles + own) * kChunk * kChunk, kPanelBytes);
+                    copy(at, m.writes + (c.place * m.tiles + own) * kChunk * kChunk, Bytes<kPanelBytes>{});
                 }
                 if (kBack && walk.reads_at(c.chunk)) {
                     const auto* d = static_cast<const __nv_bfloat16*>(m.call.d_out) + c.first * m.call.d_out_stride +

@@ -60,35 +60,6 @@ __device__ __forceinline__ void load_stage(const Matrix& m, Stage<kKeyDim, kBack
     }
 }
 
-// X of the chunk's start becomes that of its end. `keep_values` gets e^(G_C - G) * V'^T.
-template <int kKeyDim, class Meanwhile, class Keep>
-__device__ __forceinline__ void step_forward(Columns<kKeyDim>& x, const Stage<kKeyDim, false>& stage,
-                                             const float* decays, int warp, const Meanwhile& meanwhile,
-                                             const Keep& keep_values) {
-    const std::uint32_t keys = matrix::shared_address(stage.keys);
-    float y[32];
-    matrix::read_state<kKeyDim>(x, keys, y, meanwhile);
-    matrix::scale_tokens(y, decays);
-    matrix::subtract_from_values(y, matrix::shared_address(stage.rows), static_cast<std::uint32_t>(32 * warp));
-    std::uint32_t a[4][4];
-    matrix::pack_tokens(y, a);
-    matrix::clear(y);
-    matrix::products_begin(y);
-    matrix::add_triangle(a, matrix::shared_address(stage.triangle), y);
-    matrix::products_commit();
-    matrix::scale_state<kKeyDim>(x, decays[kChunk - 1]);
-    matrix::products_wait<0>();
-    matrix::keep(y);
-    matrix::scale_tokens(y, decays + kChunk);
-    matrix::pack_tokens(y, a);
-    matrix::products_begin(x);
-    matrix::add_to_state<kKeyDim>(x, a, keys);
-    matrix::products_commit();
-    keep_values(y);
-    matrix::products_wait<0>();
-    matrix::keep(x);
-}
-
 // y += r M for a tile M [64, 64], inside a group of products.
 __device__ __forceinline__ void add_columns(const std::uint32_t (&r)[4][4], const unsigned char* tile, float (&y)[32]) {
 #pragma unroll
@@ -211,7 +182,10 @@ __global__ void __launch_bounds__(kThreads, kBack ? 2 : 3) walks_kernel(const __
         if constexpr (kBack) {
             step_back<kKeyDim>(x, s.stages[step % 2], s.decays[step % 2], warp, load_next, keep_values);
         } else {
-            step_forward<kKeyDim>(x, s.stages[step % 2], s.decays[step % 2], warp, load_next, keep_values);
+            const auto& stage = s.stages[step % 2];
+            matrix::step_state<kKeyDim>(x, matrix::shared_address(stage.keys), matrix::shared_address(stage.rows),
+                                        matrix::shared_address(stage.triangle), s.decays[step % 2], warp, load_next,
+                                        keep_values);
         }
     }
     if constexpr (!kKept) {

@@ -2,6 +2,8 @@
 // tile's columns, and states on their way to tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/backward/call.h"
 #include "kernels/cuda/store_tile.cuh"
 #include "kernels/cuda/tile.cuh"
@@ -32,12 +34,17 @@ __device__ __forceinline__ void copy_rows(std::uint32_t to, const __nv_bfloat16*
     }
 }
 
+template <int kBytes>
+using Bytes = std::integral_constant<int, kBytes>;
+
 /// Copies whole 16-byte pieces that lie one after the other, the same number for each thread.
-template <int kThreads>
-__device__ __forceinline__ void copy_pieces(std::uint32_t to, const __nv_bfloat16* from, int bytes, int t) {
+template <int kThreads, int kBytes>
+__device__ __forceinline__ void copy_pieces(std::uint32_t to, const __nv_bfloat16* from, Bytes<kBytes> /*bytes*/,
+                                            int t) {
+    static_assert(kBytes % (16 * kThreads) == 0);
     const char* mine = reinterpret_cast<const char*>(from) + t * 16;
 #pragma unroll
-    for (int first = 0; first < bytes; first += 16 * kThreads) {
+    for (int first = 0; first < kBytes; first += 16 * kThreads) {
         copy_async_16(to + t * 16 + first, mine + first, true);
     }
 }

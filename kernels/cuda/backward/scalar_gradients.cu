@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             copy_pieces<kThreads>(start + C::kRing + next_slot * C::kKeyBytes,
                                   reinterpret_cast<const __nv_bfloat16*>(
                                       shared.from[next_state] + static_cast<std::int64_t>(column) * C::kKeyBytes),
-                                  C::kKeyBytes, t);
+                                  Bytes<C::kKeyBytes>{}, t);
             if (next_state == 0) {
                 const int from = column % s.tiles * 64;
                 copy_rows<8, kThreads>(start + C::kV + next_column % kStages * kPanelBytes,

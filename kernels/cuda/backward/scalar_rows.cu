@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim, kStates>::kThreads, RowTiles
                 start + C::kRing + next_slot * C::kKeyBytes,
                 reinterpret_cast<const __nv_bfloat16*>(
                     shared.from[next_state] + static_cast<std::int64_t>(first_column + next_column) * C::kKeyBytes),
-                C::kKeyBytes, t);
+                Bytes<C::kKeyBytes>{}, t);
             if (++next_state == reads) {
                 next_state = 0;
                 ++next_column;

@@ -28,8 +28,8 @@ struct RowShared {
     // Sums over a head's value columns; a panel's share each: row sums of X P D by level, and e q^T N do.
     float entries[kPanels][(kOwnLevels + kStates) * kEntryStride];
     // Written two at a time.
-    alignas(8) float columns[8][kChunk];  // column sums of X P D M over eight rows, below those
-    alignas(8) float square[3][kChunk];   // over the rows of the column's own eight, by level - 1
+    float columns[8][kChunk];  // column sums of X P D M over eight rows, below those
+    float square[3][kChunk];   // over the rows of the column's own eight, by level - 1
     // The pairs that cross a token, with lambda: by level - 1 inside the chunk, and those that enter it.
     float crossing[kOwnLevels][kChunk];
     // What the chunk reads; the same for each column.
