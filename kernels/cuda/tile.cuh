@@ -186,7 +186,8 @@ __device__ __forceinline__ void product_wait() {
 #endif
 }
 /// After the wait: uses of `acc` stay behind it.
-__device__ __forceinline__ void product_done(float (&acc)[32]) {
+template <int kCount>
+__device__ __forceinline__ void product_done(float (&acc)[kCount]) {
 #if defined(FENWICK_WGMMA)
 #pragma unroll
     for (float& x : acc) asm volatile("" : "+f"(x)::"memory");

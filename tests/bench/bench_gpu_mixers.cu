@@ -1,7 +1,7 @@
 // The mixers' forward on the GPU: summaries, nodes and outputs of one document, timed by CUDA events together, and the
 // summaries of them.
 //
-//   bench_gpu_mixers [--runs N] [--json] [--backward] [NAME-PART]
+//   bench_gpu_mixers [--runs N] [--json] [--backward] [--tokens N] [NAME-PART]
 //
 // --backward times the gradients too: of the outputs, the tree and the block summaries, after the forward in one span.
 // Prints one row for each shape of the comparison with the public implementation (compare_fla.py runs both).
@@ -192,6 +192,7 @@ int run(int argc, char** argv) {
     int runs = 7;
     bool json = false;
     bool backward = false;
+    std::int64_t tokens = 0;  // 0: all lengths
     std::string part;
     for (int i = 1; i < argc; ++i) {
         const std::string argument = argv[i];
@@ -201,6 +202,8 @@ int run(int argc, char** argv) {
             backward = true;
         } else if (argument == "--runs" && i + 1 < argc) {
             runs = std::max(1, std::atoi(argv[++i]));
+        } else if (argument == "--tokens" && i + 1 < argc) {
+            tokens = std::atoll(argv[++i]);
         } else {
             part = argument;
         }
@@ -211,6 +214,7 @@ int run(int argc, char** argv) {
     }
     for (const Work& work : kWorks) {
         if (!part.empty() && std::strstr(work.name, part.c_str()) == nullptr) continue;
+        if (tokens != 0 && work.tokens != tokens) continue;
         const Timing timing = time_work(work, runs, backward);
         std::printf(json ? "{\"work\": \"%s\", \"tokens\": %lld, \"median_ms\": %.4f, \"least_ms\": %.4f, "
                            "\"summaries_ms\": %.4f"

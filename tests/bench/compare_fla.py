@@ -168,11 +168,11 @@ def main():
     versions = ", ".join(version(p) for p in ("torch", "triton", "fla-core", "flash-qla", "tilelang"))
     print(f"{torch.cuda.get_device_name()}; {datetime.date.today()}; {versions}; medians of {arguments.runs}, ms")
     command = [arguments.ours, "--json", "--runs", str(arguments.runs)]
-    command += ["--backward"] * arguments.backward + ([arguments.part] if arguments.part else [])
+    command += ["--backward"] * arguments.backward + (["--tokens", str(arguments.tokens)] if arguments.tokens else [])
+    command += [arguments.part] if arguments.part else []
     ours_ms = "both_ms" if arguments.backward else "median_ms"
     ours = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     rows = [json.loads(line) for line in ours.stdout.splitlines()]
-    rows = [row for row in rows if arguments.tokens in (None, row["tokens"])]
     sys.modules["flash_qla"] = None  # the fla packages would hand their work to it
     for column in COLUMNS:
         if column == "flash-qla":

@@ -81,9 +81,13 @@ __device__ __forceinline__ void add_states(MatrixSums<kKeyDim>& sums, char* tile
     const std::uint32_t at = start + set * C::kSetBytes;
     const std::uint32_t x = at + C::kX + t / 128 * kPanelBytes;
     const std::uint32_t d_x = at + C::kDX + t / 128 * kPanelBytes;
-    multiply_group<Rows::kDepth, false, true>(sums.d_reads, at + C::kD, x, warp, lane);
-    multiply_group<Rows::kDepth, true, true>(sums.d_removes, at + C::kDValues, x, warp, lane);
-    multiply_group<Rows::kDepth, true, true>(sums.d_keys, at + C::kValues, d_x, warp, lane);
+    std::uint32_t first[4][4];
+    std::uint32_t second[4][4];
+    issue_group<Rows::kDepth, false, true>(sums.d_reads, first, at + C::kD, x, warp, lane);
+    issue_group<Rows::kDepth, true, true>(sums.d_removes, second, at + C::kDValues, x, warp, lane);
+    product_wait<1>();
+    product_done(sums.d_reads);
+    issue_group<Rows::kDepth, true, true>(sums.d_keys, first, at + C::kValues, d_x, warp, lane);
     const char* own = tiles + set * C::kSetBytes + t * sizeof(uint4);
 #pragma unroll
     for (int i = 0; i < C::kKeyBytes / 16 / C::kThreads; ++i) {
@@ -98,6 +102,9 @@ __device__ __forceinline__ void add_states(MatrixSums<kKeyDim>& sums, char* tile
         add(a.z, b.z);
         add(a.w, b.w);
     }
+    product_wait<0>();
+    product_done(sums.d_removes);
+    product_done(sums.d_keys);
 }
 
 // dV of 64 columns, and what they add to dO V^T and dU V^T. dU is dV', of which the walk has left the negative.

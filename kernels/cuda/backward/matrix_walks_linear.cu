@@ -33,9 +33,8 @@ struct Shared {
 
 template <int kKeyDim, bool kBack>
 __device__ __forceinline__ void load_stage(const Matrix& m, Stage<kKeyDim, kBack>& stage, float* decays,
-                                           const MatrixChunk& c, int tile) {
+                                           const MatrixChunk& c, std::int64_t key_column, int tile) {
     const MixerInputs& in = m.call.inputs;
-    const auto key_column = static_cast<std::int64_t>(c.head / m.heads_per_key) * kKeyDim;
     const std::int64_t column = static_cast<std::int64_t>(c.head) * m.value_dim + tile * 64;
     const auto load_keys = [&](unsigned char* to, const void* from, std::int64_t stride) {
         matrix::load_panels<kKeyDim / 8, kThreads>(
@@ -123,7 +122,7 @@ __device__ __forceinline__ void step_back(Columns<kKeyDim>& x, const Stage<kKeyD
 // kKept: X, or dX', and the values of every chunk are written. Else the gradient of what enters the block is, of its
 // own outputs alone.
 template <int kKeyDim, bool kBack, bool kKept>
-__global__ void __launch_bounds__(kThreads, kBack ? 2 : 3) walks_kernel(const __grid_constant__ Matrix m) {
+__global__ void __launch_bounds__(kThreads, 2) walks_kernel(const __grid_constant__ Matrix m) {
     extern __shared__ __align__(1024) unsigned char raw[];
     auto& s = *reinterpret_cast<Shared<kKeyDim, kBack>*>(raw);
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -134,6 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBack ? 2 : 3) walks_kernel(const __
     const std::int64_t first_number = in_batch * kChunks;
     const std::int64_t place = in_batch * m.heads + head;
     const int first_column = 64 * tile + 16 * warp;
+    const auto key_column = static_cast<std::int64_t>(head / m.heads_per_key) * kKeyDim;
     const std::int64_t elements = std::int64_t{kKeyDim} * m.value_dim;
     const bool entered = m.call.first_block + m.batch_block + in_batch != 0;
     if (!kKept && !entered) return;
@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(kThreads, kBack ? 2 : 3) walks_kernel(const __
     };
     const auto load = [&](int step) {
         if (step < end_chunk) {
-            load_stage<kKeyDim, kBack>(m, s.stages[step % 2], s.decays[step % 2], chunk_at(step), tile);
+            load_stage<kKeyDim, kBack>(m, s.stages[step % 2], s.decays[step % 2], chunk_at(step), key_column,
+                                       tile);
         }
         matrix::copies_commit();
     };

@@ -75,37 +75,76 @@ __device__ __forceinline__ void multiply(float (&acc)[kColumns / 2], const std::
     }
 }
 
-/// acc += A B over a depth of 64, A's rows (kTransposed: columns) [16 warp, + 16) from a tile.
-template <int kColumns, Rows kRows, bool kTransposed>
-__device__ __forceinline__ void multiply_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile,
-                                               int first, int warp, int lane) {
+/// The A fragments of a tile's (kTransposed: its transpose's) rows [16 warp, + 16).
+template <bool kTransposed>
+__device__ __forceinline__ void load_fragments(std::uint32_t (&a)[4][4], std::uint32_t tile, int warp, int lane) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-        std::uint32_t a[4];
         if constexpr (kTransposed) {
-            load_a_transposed(a, a_tile, warp, step, lane);
+            load_a_transposed(a[step], tile, warp, step, lane);
         } else {
-            load_a(a, a_tile, warp, step, lane);
+            load_a(a[step], tile, warp, step, lane);
         }
-        multiply<kColumns, kRows>(acc, a, b_tile, step, first, lane);
     }
 }
 
-/// acc[64, 64] (+)= A B for a warpgroup, A (or its transpose) a tile.
+#if defined(FENWICK_WGMMA)
+/// d[64, 32] += a[64, 16] b[16, 32] by a warpgroup; the sums lie as in four products of 8 columns.
+template <Rows kRows>
+__device__ __forceinline__ void wgmma_64x32x16(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1, %21;\n\t}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kRows == Rows::kDepth ? 1 : 0));
+}
+#endif
+
+/// acc += A B over a depth of 64 by a warpgroup together: A's rows (kTransposed: columns) from a tile, columns [first, +
+/// kColumns) of B. Both tiles are visible to wgmma.
+template <int kColumns, Rows kRows, bool kTransposed>
+__device__ __forceinline__ void multiply_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile,
+                                               int first, int warp, int lane) {
+    static_assert(kColumns == 32 || kColumns == 64);
+    std::uint32_t a[4][4];
+    load_fragments<kTransposed>(a, a_tile, warp, lane);
+#if defined(FENWICK_WGMMA)
+    if constexpr (kColumns == 32) {
+        const TileDescriptor b(b_tile + first * (kRows == Rows::kDepth ? 2 : kTileRowBytes));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            wgmma_64x32x16<kRows>(acc, a[step], b.at(step * (kRows == Rows::kDepth ? 16 * kTileRowBytes : 32)));
+        }
+    } else {
+        issue_product<4, kRows, true>(acc, a, b_tile, lane);
+    }
+    product_commit();
+    product_wait<0>();
+    product_done(acc);
+#else
+#pragma unroll
+    for (int step = 0; step < 4; ++step) multiply<kColumns, kRows>(acc, a[step], b_tile, step, first, lane);
+#endif
+}
+
+/// acc[64, 64] (+)= A B for a warpgroup, A (or its transpose) a tile; a group of its own. Until product_wait neither
+/// `acc` nor `a` may be touched.
+template <Rows kRows, bool kTransposed, bool kAdd>
+__device__ __forceinline__ void issue_group(float (&acc)[32], std::uint32_t (&a)[4][4], std::uint32_t a_tile,
+                                            std::uint32_t b_tile, int warp, int lane) {
+    load_fragments<kTransposed>(a, a_tile, warp, lane);
+    issue_product<4, kRows, kAdd>(acc, a, b_tile, lane);
+    product_commit();
+}
+/// The same to its end.
 template <Rows kRows, bool kTransposed, bool kAdd>
 __device__ __forceinline__ void multiply_group(float (&acc)[32], std::uint32_t a_tile, std::uint32_t b_tile, int warp,
                                                int lane) {
     std::uint32_t a[4][4];
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-        if constexpr (kTransposed) {
-            load_a_transposed(a[step], a_tile, warp, step, lane);
-        } else {
-            load_a(a[step], a_tile, warp, step, lane);
-        }
-    }
-    issue_product<4, kRows, kAdd>(acc, a, b_tile, lane);
-    product_commit();
+    issue_group<kRows, kTransposed, kAdd>(acc, a, a_tile, b_tile, warp, lane);
     product_wait<0>();
     product_done(acc);
 }
@@ -162,31 +201,33 @@ __device__ __forceinline__ void put(float* to, float x, bool added) {
     *to = added ? *to + x : x;
 }
 
-/// The same for a thread's sums of a product: place i of two rows, each null or where its column of the first 8 lies
-/// (8-byte aligned); 8 columns for 4 places, of which `groups` are there. All are read before the first is written, so
-/// that no read waits for another.
+/// Two neighbours more, 8-byte aligned, without waiting for what is there. Only one thread may add to a place.
+__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#else
+    const float2 old = *reinterpret_cast<const float2*>(to);
+    *reinterpret_cast<float2*>(to) = make_float2(old.x + x, old.y + y);
+#endif
+}
+
+/// put for a thread's sums of a product: place i of two rows, each null or where its column of the first 8 lies
+/// (8-byte aligned); 8 columns for 4 places, of which `groups` are there.
 template <int kCount>
 __device__ __forceinline__ void put_pairs(const float (&x)[kCount], float* const (&rows)[2], int groups, bool added) {
-    float2 before[2][kCount / 4] = {};
-    if (added) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int n = 0; n < kCount / 4; ++n) {
-                if (rows[half] != nullptr && n < groups) {
-                    before[half][n] = *reinterpret_cast<const float2*>(rows[half] + 8 * n);
-                }
-            }
-        }
-    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+        if (rows[half] == nullptr) continue;
 #pragma unroll
         for (int n = 0; n < kCount / 4; ++n) {
-            if (rows[half] == nullptr || n >= groups) continue;
-            const float2 old = before[half][n];
+            if (n >= groups) continue;
+            float* const to = rows[half] + 8 * n;
             const int i = 4 * n + 2 * half;
-            *reinterpret_cast<float2*>(rows[half] + 8 * n) = make_float2(old.x + x[i], old.y + x[i + 1]);
+            if (added) {
+                add_pair(to, x[i], x[i + 1]);
+            } else {
+                *reinterpret_cast<float2*>(to) = make_float2(x[i], x[i + 1]);
+            }
         }
     }
 }

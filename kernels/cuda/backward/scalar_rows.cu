@@ -136,6 +136,7 @@ __global__ void __launch_bounds__(RowTiles<kKeyDim, kStates>::kThreads, RowTiles
         } else {
             copy_async_wait<2>();
         }
+        fence_for_wgmma();
         __syncthreads();
         if (index == 0) {
 #pragma unroll
