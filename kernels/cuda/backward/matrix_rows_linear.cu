@@ -7,6 +7,7 @@
 
 #include "core/cuda/check.h"
 #include "kernels/cuda/backward/matrix_rows_chunk.cuh"
+#include "kernels/cuda/box_copy.cuh"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
 
@@ -14,6 +15,7 @@ namespace fenwick::cuda::backward {
 namespace {
 
 constexpr auto kForm = MatrixForm::kLinear;
+constexpr bool kByAccelerator = FENWICK_MATRIX_WGMMA != 0;  // copies what the walks have left
 
 /// What a thread block does next: a chunk and a head, heads of a key head one after the other, so that gradients of q
 /// and k are summed where they lie, by the same threads and in the heads' order.
@@ -35,19 +37,31 @@ struct Copies {
     using C = MatrixTiles<kKeyDim, kForm>;
     const Matrix& m;
     std::uint32_t start;
+    std::uint32_t barriers;  // of each set's bytes, where the accelerator copies
     int t;
 
-    __device__ __forceinline__ void pieces(std::uint32_t to, const __nv_bfloat16* from, auto bytes) const {
-        copy_pieces<C::kThreads>(start + to, from, bytes, t);
+    template <int kBytes>
+    __device__ __forceinline__ void pieces(std::uint32_t to, const __nv_bfloat16* from, Bytes<kBytes> bytes,
+                                           std::uint32_t barrier) const {
+        if constexpr (kByAccelerator) {
+            if (t == 0) copy_bytes(start + to, from, kBytes, barrier);
+        } else {
+            copy_pieces<C::kThreads>(start + to, from, bytes, t);
+        }
     }
     // The tiles of 64 columns into set 0 or 1: X and dX', V', dV' (all transposed), v and dO.
     __device__ __forceinline__ void columns(const MatrixChunk& c, int tile, int set) const {
         const int to = set * C::kSetBytes;
+        const std::uint32_t barrier = barriers + 8 * set;
         const std::int64_t place = walk_place(m, c.in_batch * kChunks + c.chunk, 0, c.head, tile);
-        pieces(to + C::kX, m.states + place * m.state_elements(), Bytes<C::kKeyBytes>{});
-        pieces(to + C::kDX, m.d_states + place * m.state_elements(), Bytes<C::kKeyBytes>{});
-        pieces(to + C::kValues, m.values + place * kChunk * kChunk, Bytes<kPanelBytes>{});
-        pieces(to + C::kDValues, m.d_values + place * kChunk * kChunk, Bytes<kPanelBytes>{});
+        if (kByAccelerator && t == 0) {
+            fence_for_wgmma();
+            expect_bytes(barrier, 2 * (C::kKeyBytes + kPanelBytes));
+        }
+        pieces(to + C::kX, m.states + place * m.state_elements(), Bytes<C::kKeyBytes>{}, barrier);
+        pieces(to + C::kDX, m.d_states + place * m.state_elements(), Bytes<C::kKeyBytes>{}, barrier);
+        pieces(to + C::kValues, m.values + place * kChunk * kChunk, Bytes<kPanelBytes>{}, barrier);
+        pieces(to + C::kDValues, m.d_values + place * kChunk * kChunk, Bytes<kPanelBytes>{}, barrier);
         const std::int64_t column = static_cast<std::int64_t>(c.head) * m.value_dim + tile * 64;
         const auto values = [&](int at, const void* all, std::int64_t stride) {
             const auto* from = static_cast<const __nv_bfloat16*>(all) + c.first * stride + column;
@@ -139,7 +153,14 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
     auto& shared = *reinterpret_cast<MatrixShared<C::kPanels, kForm>*>(aligned + C::kShared);
     const int t = static_cast<int>(threadIdx.x);
     const OwnPlaces<kKeyDim> places{aligned, t};
-    const Copies<kKeyDim> copies{m, start, t};
+    __shared__ std::uint64_t bytes_there[2];  // of each set
+    const std::uint32_t barriers = shared_address(bytes_there);
+    if constexpr (kByAccelerator) {
+        if (t < 2) init_byte_barrier(barriers + 8 * t);
+        __syncthreads();
+    }
+    unsigned phases = 0;  // a bit a set
+    const Copies<kKeyDim> copies{m, start, barriers, t};
     const bool ahead = m.tiles % 2 == 0;
     const auto written = [] {  // makes copies that have come and ordinary stores visible to all
         fence_for_wgmma();
@@ -171,6 +192,10 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
                 copy_async_wait<1>();
             }
             written();
+            if constexpr (kByAccelerator) {
+                await_bytes(barriers + 8 * set, phases >> set);
+                phases ^= 1U << set;
+            }
             add_states<kKeyDim>(sums, aligned, start, set, t);
             if (tile == 0) {
                 fill_decays(decay, shared, t);

@@ -215,20 +215,22 @@ __device__ __forceinline__ void add_pair(float* to, float x, float y) {
 /// (8-byte aligned); 8 columns for 4 places, of which `groups` are there.
 template <int kCount>
 __device__ __forceinline__ void put_pairs(const float (&x)[kCount], float* const (&rows)[2], int groups, bool added) {
+    const auto each = [&](const auto& put_one) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        if (rows[half] == nullptr) continue;
+        for (int half = 0; half < 2; ++half) {
+            if (rows[half] == nullptr) continue;
 #pragma unroll
-        for (int n = 0; n < kCount / 4; ++n) {
-            if (n >= groups) continue;
-            float* const to = rows[half] + 8 * n;
-            const int i = 4 * n + 2 * half;
-            if (added) {
-                add_pair(to, x[i], x[i + 1]);
-            } else {
-                *reinterpret_cast<float2*>(to) = make_float2(x[i], x[i + 1]);
+            for (int n = 0; n < kCount / 4; ++n) {
+                if (n < groups) put_one(rows[half] + 8 * n, x[4 * n + 2 * half], x[4 * n + 2 * half + 1]);
             }
         }
+    };
+    if (added) {
+        each([](float* to, float first, float second) { add_pair(to, first, second); });
+    } else {
+        each([](float* to, float first, float second) {
+            *reinterpret_cast<float2*>(to) = make_float2(first, second);
+        });
     }
 }
 

@@ -12,6 +12,9 @@ template <class Map>
 void copy_box(std::uint32_t, const Map&, int, int, std::uint32_t) {
     std::abort();
 }
+inline void copy_bytes(std::uint32_t, const void*, std::uint32_t, std::uint32_t) {
+    std::abort();
+}
 inline void await_bytes(std::uint32_t, std::uint32_t) {
     std::abort();
 }
