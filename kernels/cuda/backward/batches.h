@@ -13,18 +13,23 @@ namespace fenwick::cuda::backward {
     return (rows + kBlockTokens - 1) / kBlockTokens;
 }
 
-/// body(plan of a batch) for the shard's first `blocks` blocks, after the cumulative log decays of all of them. `Plan`:
-/// Scalar or Matrix. Throws as check_alignment.
+/// body(plan of a batch) for the shard's first `blocks` blocks. Throws as check_alignment.
 template <class Plan, class Body>
-void in_batches(Plan plan, const Call& call, std::int64_t blocks, const Body& body) {
+void each_batch(Plan plan, const Call& call, std::int64_t blocks, const Body& body) {
     check_alignment(call);
     plan.call = call;
-    launch_cumulative(call, plan.padded_rows, plan.cumulative);
     for (std::int64_t b = 0; b < blocks; b += plan.blocks_at_once) {
         plan.batch_block = b;
         plan.batch_blocks = std::min(plan.blocks_at_once, blocks - b);
         body(plan);
     }
+}
+
+/// The same after the cumulative log decays of the whole shard. `Plan`: Scalar or Matrix.
+template <class Plan, class Body>
+void in_batches(const Plan& plan, const Call& call, std::int64_t blocks, const Body& body) {
+    launch_cumulative(call, plan.padded_rows, plan.cumulative);
+    each_batch(plan, call, blocks, body);
 }
 
 }  // namespace fenwick::cuda::backward

@@ -177,6 +177,21 @@ __device__ __forceinline__ float sum_warp(float x) {
     return x;
 }
 
+/// The sum over the eight lanes of one remainder by 4 of each value; lane l gets that of x[l / 4]. Half of the values
+/// go to the other half of the lanes each time.
+__device__ __forceinline__ float sum_rows_of_eight(float (&x)[8], int lane) {
+#pragma unroll
+    for (int count = 4; count >= 1; count /= 2) {
+        const bool upper = (lane & 4 * count) != 0;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const float other = __shfl_xor_sync(0xffffffffU, upper ? x[i] : x[i + count], 4 * count);
+            x[i] = (upper ? x[i + count] : x[i]) + other;
+        }
+    }
+    return x[0];
+}
+
 /// For a warp, two neighbouring rows of a chunk a lane: the pairs that cross each of the two rows, of `incoming` ones,
 /// which start before the chunk and end at a row, and `outgoing` ones, which start at a row and end after the chunk.
 __device__ __forceinline__ float2 crossing_rows(float2 incoming, float2 outgoing, int lane) {

@@ -5,21 +5,6 @@
 
 namespace fenwick::cuda::backward {
 
-/// The sum over the eight lanes of one remainder by 4 of each value; lane l gets that of x[l / 4]. Half of the values
-/// go to the other half of the lanes each time.
-__device__ __forceinline__ float sum_rows_of_eight(float (&x)[8], int lane) {
-#pragma unroll
-    for (int count = 4; count >= 1; count /= 2) {
-        const bool upper = (lane & 4 * count) != 0;
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            const float other = __shfl_xor_sync(0xffffffffU, upper ? x[i] : x[i + count], 4 * count);
-            x[i] = (upper ? x[i + count] : x[i]) + other;
-        }
-    }
-    return x[0];
-}
-
 __device__ __forceinline__ void store_sum(float& to, float x, bool more) {
     to = more ? to + x : x;
 }

@@ -4,6 +4,7 @@
 #include "core/cuda/check.h"
 #include "kernels/cuda/backward/products.cuh"
 #include "kernels/cuda/backward/scalar.h"
+#include "kernels/cuda/backward/state_tiles.h"
 #include "kernels/cuda/operand.h"
 #include "kernels/cuda/shared_memory.h"
 
@@ -224,26 +225,6 @@ void launch(const Scalar& s) {
     (pairs ? launch_columns<kKeyDim, 2, kGradients> : launch_columns<kKeyDim, 1, kGradients>)(s, jobs);
 }
 
-// One thread: eight neighbouring value columns of a row.
-__global__ void tiles_kernel(const float* from, std::int64_t head_stride, __nv_bfloat16* to, std::int64_t columns,
-                             int tiles, int dk, int dv) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int piece = static_cast<int>(i % 8);
-    const int row = static_cast<int>(i / 8 % dk);
-    const std::int64_t column = i / 8 / dk;
-    if (column >= columns) return;
-    const int first = static_cast<int>(column % tiles) * 64 + piece * 8;
-    float x[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        x[j] = first + j < dv ? from[column / tiles * head_stride + static_cast<std::int64_t>(row) * dv + first + j]
-                              : 0.0F;
-    }
-    char* place = reinterpret_cast<char*>(to + column * dk * 64) + tile_offset(row, piece);
-    *reinterpret_cast<uint4*>(place) =
-        make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-}
-
 }  // namespace
 
 void launch_nodes(const Scalar& s) {
@@ -255,12 +236,8 @@ void launch_node_gradients(const Scalar& s) {
 }
 
 void launch_state_tiles(const Scalar& s, const float* from, std::int64_t head_stride, std::int64_t states) {
-    constexpr unsigned kThreads = 256;
-    const std::int64_t columns = states * s.columns;
-    const std::int64_t pieces = columns * s.key_dim * 8;
-    tiles_kernel<<<static_cast<unsigned>((pieces + kThreads - 1) / kThreads), kThreads, 0, s.call.stream>>>(
-        from, head_stride, s.entering, columns, s.tiles, s.key_dim, s.value_dim);
-    FENWICK_CUDA_CHECK(cudaGetLastError());
+    launch_state_tiles(from, head_stride, s.entering, states * s.columns, s.tiles, s.key_dim, s.value_dim,
+                       s.call.stream);
 }
 
 }  // namespace fenwick::cuda::backward
