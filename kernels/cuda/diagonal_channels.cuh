@@ -21,9 +21,13 @@ __device__ __forceinline__ std::uint32_t pack(float2 x) {
 }
 /// exp by the hardware's 2^x; 0 for what would be subnormal.
 __device__ __forceinline__ float fast_exp(float x) {
+#if defined(__CUDA_ON_HOST__)
+    return exp2f(x * 1.4426950408889634F);
+#else
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634F));
     return y;
+#endif
 }
 
 /// Rows of 16 tokens: `from` points at the thread's two channels of the first one. Rows from `rows` on become zero.

@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(2 * kDk, kDk == 128 ? 2 : 4) prepare(const Arg
             const int row = task < 4 ? 32 + 16 * (task % 2) : 16 + 32 * (task - 4);
             const int column = task < 4 ? 16 * (task / 2) : 32 * (task - 4);
             float c[8];
-            level_product<kDk>(c, shared_address(s.level[task < 4 ? 2 : 1]), row, column, lane);
+            level_product<kDk>(c, matrix::shared_address(s.level[task < 4 ? 2 : 1]), row, column, lane);
             store(c[0], c[1], row, column);
             store(c[2], c[3], row + 8, column);
             store(c[4], c[5], row, column + 8);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(2 * kDk, kDk == 128 ? 2 : 4) prepare(const Arg
         } else {
             for (int u = 2 * (task - 6); u < 2 * (task - 6) + 2; ++u) {  // of 16 x 16 only the lower left quarter
                 float c[8];
-                level_product<kDk>(c, shared_address(s.level[0]), 16 * u, 16 * u, lane);
+                level_product<kDk>(c, matrix::shared_address(s.level[0]), 16 * u, 16 * u, lane);
                 store(c[2], c[3], 16 * u + 8, 16 * u);
             }
         }

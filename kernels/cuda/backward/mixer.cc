@@ -7,6 +7,7 @@
 #include "core/errors.h"
 #include "core/fenwick.h"
 #include "kernels/cuda/backward/cumulative.h"
+#include "kernels/cuda/backward/diagonal.h"
 #include "kernels/cuda/backward/matrix.h"
 #include "kernels/cuda/backward/plain.h"
 #include "kernels/cuda/backward/scalar.h"
@@ -21,11 +22,19 @@ struct Layout {
     Tree tree;
     // One of these paths.
     bool has_scalar = false;
+    bool has_diagonal = false;
     bool has_matrix = false;
     Scalar scalar;
+    Diagonal diagonal;
     Matrix matrix;
     PlainWorkspace plain;
     std::size_t bytes = 0;
+
+    /// Linear models of these: the second step forms the gradients of all rows, those of an open block too, from dS
+    /// alone; no gradient of A is needed (diagonal.h, matrix.h).
+    [[nodiscard]] bool all_in_second_step() const {
+        return (has_diagonal && diagonal.linear) || (has_matrix && matrix.linear);
+    }
 };
 
 Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block, void* memory) {
@@ -33,9 +42,12 @@ Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std:
     Layout layout;
     layout.tree = make_tree(shape, rows, first_block, carver);
     layout.has_scalar = has_scalar_kernels(shape, operand, rows, first_block);
+    layout.has_diagonal = has_diagonal_kernels(shape, operand, rows, first_block);
     layout.has_matrix = has_matrix_kernels(shape, operand, rows, first_block);
     if (layout.has_scalar) {
         layout.scalar = make_scalar(shape, rows, layout.tree.slots, carver);
+    } else if (layout.has_diagonal) {
+        layout.diagonal = make_diagonal(shape, rows, layout.tree.slots, carver);
     } else if (layout.has_matrix) {
         layout.matrix = make_matrix(shape, rows, layout.tree.slots, carver);
     } else {
@@ -127,14 +139,15 @@ void mixer_outputs_backward(const MixerShape& shape, Operand operand, const Mixe
     launch_enter(layout.tree, stream);
     if (layout.has_scalar) {
         launch_scalar_outputs(layout.scalar, call, layout.tree);
+    } else if (layout.has_diagonal) {
+        launch_diagonal_outputs(layout.diagonal, call, layout.tree);
     } else if (layout.has_matrix) {
         launch_matrix_outputs(layout.matrix, call, layout.tree);
     } else {
         clear_gradients(call);
         launch_plain_outputs(call, layout.tree, layout.plain);
     }
-    // Linear models on the matrix units need no gradient of A (matrix.h).
-    launch_leave(layout.tree, !layout.has_matrix || shape.log_linear(), stream);
+    launch_leave(layout.tree, !layout.all_in_second_step(), stream);
 }
 
 void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
@@ -149,8 +162,8 @@ void mixer_block_summaries_backward(const MixerShape& shape, Operand operand, co
     }
     if (inputs.rows == 0) return;
     const Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
-    // A linear matrix model's rows are formed here, those of an open block too.
-    if (blocks == 0 && !(layout.has_matrix && layout.matrix.linear)) return;
+    if (blocks == 0 && !layout.all_in_second_step()) return;
+    if (layout.has_diagonal) return launch_diagonal_summaries(layout.diagonal, call, layout.tree, blocks, d_summaries);
     if (layout.has_matrix) return launch_matrix_summaries(layout.matrix, call, layout.tree, blocks, d_summaries);
     if (layout.has_scalar) return launch_scalar_summaries(layout.scalar, call, blocks, d_summaries);
     launch_plain_summaries(call, blocks, d_summaries, layout.plain);

@@ -311,6 +311,7 @@ void launch_leave(const Tree& tree, bool transitions, cudaStream_t stream) {
             }
             const auto parts = static_cast<unsigned>((level.sizes.state + kThreads - 1) / kThreads);
             leave_states<<<dim3(parts * heads, count), kThreads, 0, stream>>>(level, parts);
+            if (!transitions) return;
             leave_log_decays<<<dim3(static_cast<unsigned>(level.sizes.transition) * heads, count), kThreads, 0,
                                stream>>>(level);
         });

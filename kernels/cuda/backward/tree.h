@@ -74,7 +74,7 @@ void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const float* 
 /// Forms the nodes and E of every position.
 void launch_enter(const Tree& tree, cudaStream_t stream);
 /// From dE of the shard's blocks (all slots that are there) to the gradients of entering nodes and blocks.
-/// `transitions` false: those of matrices A are not wanted.
+/// `transitions` false: those of A are not wanted.
 void launch_leave(const Tree& tree, bool transitions, cudaStream_t stream);
 
 }  // namespace fenwick::cuda::backward
