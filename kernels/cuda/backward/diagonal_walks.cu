@@ -187,6 +187,7 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim>::kThreads, 256 / kKeyDim)
         if (walk.keeps) keep(chunk);
 #pragma unroll
         for (int j = 0; j < 32; ++j) state[j] *= decay[j / 2 % 2];
+        product_done(state);  // scaled before the next product starts
         issue_transposed_product(state, base + stage + warpgroup * kPanelBytes, base + stage + C::kKeyBytes, warp,
                                  lane);
         product_commit();

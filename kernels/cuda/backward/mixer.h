@@ -3,10 +3,10 @@
 // All gradients are fp32, those of bf16 rows too: they are sums over levels, blocks and both steps, which a rounding
 // between the steps would spoil; the caller rounds once, when it hands them on.
 //
-// Head shapes are those of kernels/cuda/mixer.h. The matrix units take bf16 operands, d_k 64 or 128, d_v a multiple of 8
-// and at most 64 levels, where a thread block may have 227 KiB of shared memory (sm_90; documents of up to 2^24 blocks,
-// diagonal and matrix transitions: 2^16). All else - fp32, other shapes, smaller GPUs - runs in fp32 sums on the CUDA
-// cores (plain.cu), many times slower.
+// Head shapes are those of kernels/cuda/mixer.h. The matrix units take bf16 operands, d_k 64 or 128, d_v a multiple of
+// 8 and at most 64 levels, where a thread block may have 227 KiB of shared memory (sm_90; documents of up to 2^24
+// blocks, diagonal and matrix transitions: 2^16). All else - fp32, other shapes, smaller GPUs - runs in fp32 sums on
+// the CUDA cores (plain.cu), many times slower.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -45,9 +45,9 @@ struct MixerGradients {
 /// Of mixer_outputs with the same arguments: d_out [rows, heads * d_v] of the operand type, rows `d_out_stride`
 /// elements apart. What `gradients` held does not count; they are whole after the second call. d_entering (a host list
 /// of device pointers, one packed layer summary for each entering node) and d_block_summaries (as many as
-/// `block_summaries` has to have) are added to, laid out as kernels/backward/summary.h says; of linear diagonal and matrix
-/// models on the matrix units dS alone: what comes after a block depends on its summary only by the state that leaves it, whose
-/// gradient dS is. The same bits in every run. Throws as mixer_outputs does.
+/// `block_summaries` has to have) are added to, laid out as kernels/backward/summary.h says; of linear diagonal and
+/// matrix models on the matrix units dS alone: what comes after a block depends on its summary only by the state that
+/// leaves it, whose gradient dS is. The same bits in every run. Throws as mixer_outputs does.
 void mixer_outputs_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
                             std::int64_t first_block, std::span<const EnteringNode> entering,
                             const float* block_summaries, const void* d_out, std::int64_t d_out_stride,
