@@ -156,8 +156,7 @@ __global__ void __launch_bounds__(kThreads, 2) walks_kernel(const __grid_constan
     };
     const auto load = [&](int step) {
         if (step < end_chunk) {
-            load_stage<kKeyDim, kBack>(m, s.stages[step % 2], s.decays[step % 2], chunk_at(step), key_column,
-                                       tile);
+            load_stage<kKeyDim, kBack>(m, s.stages[step % 2], s.decays[step % 2], chunk_at(step), key_column, tile);
         }
         matrix::copies_commit();
     };

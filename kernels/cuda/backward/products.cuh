@@ -102,8 +102,8 @@ __device__ __forceinline__ void wgmma_64x32x16(float (&d)[16], const std::uint32
 }
 #endif
 
-/// acc += A B over a depth of 64 by a warpgroup together: A's rows (kTransposed: columns) from a tile, columns [first, +
-/// kColumns) of B. Both tiles are visible to wgmma.
+/// acc += A B over a depth of 64 by a warpgroup together: A's rows (kTransposed: columns) from a tile, columns [first,
+/// + kColumns) of B. Both tiles are visible to wgmma.
 template <int kColumns, Rows kRows, bool kTransposed>
 __device__ __forceinline__ void multiply_tiles(float (&acc)[kColumns / 2], std::uint32_t a_tile, std::uint32_t b_tile,
                                                int first, int warp, int lane) {
@@ -243,9 +243,7 @@ __device__ __forceinline__ void put_pairs(const float (&x)[kCount], float* const
     if (added) {
         each([](float* to, float first, float second) { add_pair(to, first, second); });
     } else {
-        each([](float* to, float first, float second) {
-            *reinterpret_cast<float2*>(to) = make_float2(first, second);
-        });
+        each([](float* to, float first, float second) { *reinterpret_cast<float2*>(to) = make_float2(first, second); });
     }
 }
 
