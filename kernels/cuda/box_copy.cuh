@@ -1,5 +1,5 @@
-// Copies of 64 x 64 boxes of a matrix, or of bytes that lie one after the other, into shared memory by the tensor memory
-// accelerator, and the barriers that count their bytes (PTX ISA, "cp.async.bulk", "mbarrier"). sm_90 and up.
+// Copies of 64 x 64 boxes of a matrix, or of bytes that lie one after the other, into shared memory by the tensor
+// memory accelerator, and the barriers that count their bytes (PTX ISA, "cp.async.bulk", "mbarrier"). sm_90 and up.
 #pragma once
 
 #include <cuda.h>
@@ -33,10 +33,9 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& fr
 /// (fence_for_wgmma) where ordinary stores have written to the place before.
 __device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
                                            std::uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-        "r"(bytes), "r"(barrier)
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 
 /// Until the bytes of phase number `phase` are there: for the reader's next instructions and products.

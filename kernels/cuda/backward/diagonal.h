@@ -4,8 +4,8 @@
 // (diagonal_plan.h): q~ = decay from the chunk's start to t, times q; k^ = decay from s to its end, times k. For every
 // bit b < 6 of a chunk's number and each pair of neighbouring runs of 2^b chunks, of which the left one ends at n:
 //
-//   N  = sum over the left run's s of (decay from s to n) k_s v_s^T                   its state, which the right run
-//   reads dN = sum over the right run's t of (decay from n to t) q_t (lambda_t do_t)^T      its gradient
+//   N  = sum over the left run's s of (decay from s to n) k_s v_s^T                its state, which the right run reads
+//   dN = sum over the right run's t of (decay from n to t) q_t (lambda_t do_t)^T    its gradient
 //
 // and for every state E that enters the block the same with all of its tokens on the right. A chunk reads N and dN of
 // its runs, carried over the whole chunks between (`carry`, [d_k]):
@@ -27,8 +27,7 @@
 //
 //   diagonal_walks      N, dN and dE; H and D
 //   diagonal_rows       all else per token: a thread block has a chunk of a head
-//   diagonal_crossings  carries' parts; log decays: pairs that cross a chunk wholly, from sums that diagonal_rows
-//   leaves
+//   diagonal_crossings  carries' parts; log decays: pairs that cross a chunk wholly, from sums of diagonal_rows
 //
 // A log decay gets the pairs that cross its token: prefix and suffix sums of terms of one kind; nothing of different
 // roundings is subtracted. Value columns come in tiles of 64; a column of work is a (head, tile).
