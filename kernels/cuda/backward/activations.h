@@ -1,6 +1,6 @@
 // Gradients of the activations on the GPU (kernels/backward/activations.h).
 //
-// All functions of this folder: device pointers, nothing allocated or waited for, no float atomics: the same bits in
+// All functions of this folder: device pointers, nothing allocated or waited for, sums in one order: the same bits in
 // every run. Rows of values and what goes into products are of the operand type, sums and the gradients that mixers
 // hand over fp32; parameters and their gradients, which are added to, fp32. Sums over rows are kept as the CPU's
 // (kernels/backward/matmul.h says the bounds). Workspaces are 256-byte aligned.

@@ -78,7 +78,7 @@ struct Diagonal {
     __nv_bfloat16* entering = nullptr;   ///< [batch blocks][slots][columns][d_k, 64]: E, or (second step) dS
     const float* states = nullptr;       ///< [batch blocks][slots][heads][d_k, d_v]: E
     float* d_entering = nullptr;         ///< the same: dE
-    const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k d_v]: dA, dS
+    const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k + d_k d_v]: dA, dS
     float* sums = nullptr;               ///< [batch blocks][heads][64 chunks][kDiagonalSums][d_k] (log-linear)
     float* d_q = nullptr;                ///< [heads][rows of the batch][d_k], where heads share keys
     float* d_k = nullptr;

@@ -143,8 +143,9 @@ __device__ __forceinline__ void form_carries(const Diagonal& s, const DiagonalCh
     const float* runs = s.runs + (c.in_batch * s.heads + c.head) * kDiagonalRuns * kKeyDim + channel;
     float decay[kChunkBits];  // of the run beside the chunk's own
 #pragma unroll
-    for (int bit = 0; bit < kChunkBits; ++bit)
+    for (int bit = 0; bit < kChunkBits; ++bit) {
         decay[bit] = __ldg(runs + run_place(bit, (c.chunk >> bit) ^ 1) * kKeyDim);
+    }
     float before = 1.0F;
     float after = 1.0F;
 #pragma unroll
