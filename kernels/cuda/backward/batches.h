@@ -5,13 +5,10 @@
 #include <cstdint>
 
 #include "core/fenwick.h"
+#include "kernels/cuda/backward/batch.h"
 #include "kernels/cuda/backward/cumulative.h"
 
 namespace fenwick::cuda::backward {
-
-[[nodiscard]] inline std::int64_t blocks_of(std::int64_t rows) {
-    return (rows + kBlockTokens - 1) / kBlockTokens;
-}
 
 /// body(plan of a batch) for the shard's first `blocks` blocks. Throws as check_alignment.
 template <class Plan, class Body>

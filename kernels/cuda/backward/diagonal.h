@@ -35,7 +35,7 @@
 
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/backward/call.h"
+#include "kernels/cuda/backward/batch.h"
 #include "kernels/cuda/diagonal_plan.h"
 
 namespace fenwick::cuda::backward {
@@ -58,17 +58,8 @@ enum class DiagonalStep {
 };
 
 /// Everything that the kernels of one batch of blocks share.
-struct Diagonal {
-    Call call;
-    int heads = 0, heads_per_key = 0, key_dim = 0, value_dim = 0, levels = 0;
-    int tiles = 0;    ///< of 64 value columns a head
-    int columns = 0;  ///< heads * tiles
-    int slots = 1;    ///< places for states that enter a block
-    bool linear = false;
-    std::int64_t rows = 0;  ///< of the shard
-    std::int64_t blocks_at_once = 0;
-    std::int64_t batch_block = 0;  ///< the batch's first block in the shard
-    std::int64_t batch_blocks = 0;
+struct Diagonal : Batch {
+    int columns = 0;            ///< heads * tiles
     std::int64_t d_blocks = 0;  ///< second step: blocks from the batch's first on for which d_summaries has a gradient
 
     diagonal::Prepared prepared;         ///< of the batch's chunks
@@ -82,13 +73,6 @@ struct Diagonal {
     float* sums = nullptr;               ///< [batch blocks][heads][64 chunks][kDiagonalSums][d_k] (log-linear)
     float* d_q = nullptr;                ///< [heads][rows of the batch][d_k], where heads share keys
     float* d_k = nullptr;
-
-    [[nodiscard]] constexpr std::int64_t batch_rows() const {
-        const std::int64_t left = rows - batch_block * kBlockTokens;
-        const std::int64_t most = batch_blocks * kBlockTokens;
-        return left < most ? left : most;
-    }
-    [[nodiscard]] constexpr std::int64_t node_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 
 /// Whether the shape and operand have these kernels, on this GPU.

@@ -70,23 +70,13 @@ bool has_diagonal_kernels(const MixerShape& shape, Operand operand, std::int64_t
 
 Diagonal make_diagonal(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
     Diagonal s;
-    s.heads = static_cast<int>(shape.heads);
-    s.heads_per_key = static_cast<int>(shape.heads / shape.key_heads);
-    s.key_dim = static_cast<int>(shape.key_dim);
-    s.value_dim = static_cast<int>(shape.value_dim);
-    s.levels = static_cast<int>(shape.levels);
-    s.tiles = static_cast<int>((shape.value_dim + 63) / 64);
+    set_shape(s, shape, rows, slots);
     s.columns = s.heads * s.tiles;
-    s.slots = slots;
-    s.linear = !shape.log_linear();
-    s.rows = rows;
-    const std::int64_t blocks = blocks_of(rows);
-    const std::int64_t block_nodes = kChunksPerBlock * s.columns * s.node_elements();
+    const std::int64_t block_nodes = kChunksPerBlock * s.columns * s.state_elements();
     const std::int64_t block_tiles = kChunksPerBlock * s.heads;
     const std::int64_t keys = kChunkTokens * shape.key_dim;
     const std::int64_t scores = kChunkTokens * kChunkTokens;
-    const std::int64_t block_bytes = (2 * block_nodes + block_tiles * (2 * keys + scores)) * 2;
-    s.blocks_at_once = std::clamp<std::int64_t>(most_batch_bytes() / block_bytes, 1, std::max<std::int64_t>(blocks, 1));
+    set_blocks_at_once(s, (2 * block_nodes + block_tiles * (2 * keys + scores)) * 2);
     const std::int64_t tiles = s.blocks_at_once * block_tiles;
     s.prepared.queries = carver.take<__nv_bfloat16>(tiles * keys);
     s.prepared.keys = carver.take<__nv_bfloat16>(tiles * keys);
@@ -95,7 +85,7 @@ Diagonal make_diagonal(const MixerShape& shape, std::int64_t rows, int slots, Ca
     s.nodes = carver.take<__nv_bfloat16>(s.blocks_at_once * block_nodes);
     s.d_nodes = carver.take<__nv_bfloat16>(s.blocks_at_once * block_nodes);
     if (!s.linear) {
-        s.entering = carver.take<__nv_bfloat16>(s.blocks_at_once * slots * s.columns * s.node_elements());
+        s.entering = carver.take<__nv_bfloat16>(s.blocks_at_once * slots * s.columns * s.state_elements());
         s.runs = carver.take<float>(s.blocks_at_once * s.heads * kDiagonalRuns * shape.key_dim);
         s.sums = carver.take<float>(tiles * kDiagonalSums * shape.key_dim);
     }

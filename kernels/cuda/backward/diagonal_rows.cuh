@@ -88,7 +88,7 @@ struct DiagonalChunk {
 /// Lists the states; one thread.
 template <DiagonalStep kStep, int kKeyDim>
 __device__ inline void list_states(const Diagonal& s, const DiagonalChunk& c, DiagonalShared<kKeyDim>& shared) {
-    const std::int64_t node_bytes = s.columns * s.node_elements() * 2;
+    const std::int64_t node_bytes = s.columns * s.state_elements() * 2;
     const char* nodes = reinterpret_cast<const char*>(s.nodes) + c.in_batch * kChunks * node_bytes;
     const char* d_nodes = reinterpret_cast<const char*>(s.d_nodes) + c.in_batch * kChunks * node_bytes;
     const char* entering = reinterpret_cast<const char*>(s.entering) + c.in_batch * s.slots * node_bytes;

@@ -159,9 +159,9 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim>::kThreads, 256 / kKeyDim)
     };
     float state[32] = {};
     if (walk.first != nullptr) each_element([&](int j, int at) { state[j] = walk.first[at]; });
-    __nv_bfloat16* to = (kBack ? s.d_nodes : s.nodes) + (in_batch * kChunks * s.columns + column) * s.node_elements();
+    __nv_bfloat16* to = (kBack ? s.d_nodes : s.nodes) + (in_batch * kChunks * s.columns + column) * s.state_elements();
     const auto keep = [&](int place) {
-        store_tile(state, to + static_cast<std::int64_t>(place) * s.columns * s.node_elements(), row, lane);
+        store_tile(state, to + static_cast<std::int64_t>(place) * s.columns * s.state_elements(), row, lane);
     };
     for (int step = 0; step < walk.steps; ++step) {
         const int stage = step % kStages * C::kStageBytes;

@@ -43,7 +43,7 @@
 
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/backward/call.h"
+#include "kernels/cuda/backward/batch.h"
 #include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/vanished.cuh"
 
@@ -54,21 +54,11 @@ inline constexpr int kMatrixMostWalks = kChunkBits + kMatrixMostSlots;
 
 /// What all kernels of one batch of blocks share. "Tile": 64 x 64 bf16 as tile.cuh lays them; a matrix [64 or d_k, n]
 /// is panels of 64 columns, a state [d_k, 64 columns] one panel of d_k rows.
-struct Matrix {
-    Call call;
-    int heads = 0, heads_per_key = 0, key_dim = 0, value_dim = 0, levels = 0;
-    int tiles = 0;       ///< of 64 value columns a head
-    int walks = 0;       ///< of a block
-    int walk_tiles = 0;  ///< places for 64-column tiles of a walk: `tiles`, or more where A's columns need them
-    int slots = 1;
-    bool linear = false;
+struct Matrix : Batch {
+    int walks = 0;              ///< of a block
+    int walk_tiles = 0;         ///< places for 64-column tiles of a walk: `tiles`, or more where A's columns need them
     bool summaries = false;     ///< the step of the block summaries
     std::int64_t d_blocks = 0;  ///< blocks from the batch's first on for which d_summaries has a gradient
-    std::int64_t rows = 0;
-    std::int64_t padded_rows = 0;
-    std::int64_t blocks_at_once = 0;
-    std::int64_t batch_block = 0;
-    std::int64_t batch_blocks = 0;
 
     double* cumulative = nullptr;   ///< [heads][padded_rows]: G, inclusive, from each block's start
     matrix::Prepared prepared;      ///< of the batch's chunks, as of a linear model: `second` is S
@@ -85,13 +75,6 @@ struct Matrix {
     const float* entering = nullptr;     ///< E  [batch blocks][slots][heads][d_k, d_v]
     float* d_entering = nullptr;         ///< dE, the same
     const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k + d_v]: dA, then dS
-
-    [[nodiscard]] constexpr std::int64_t batch_rows() const {
-        const std::int64_t left = rows - batch_block * kBlockTokens;
-        const std::int64_t most = batch_blocks * kBlockTokens;
-        return left < most ? left : most;
-    }
-    [[nodiscard]] constexpr std::int64_t state_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 
 /// One walk of one block of a log-linear model, as the kernels see it.

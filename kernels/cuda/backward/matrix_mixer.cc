@@ -23,26 +23,15 @@ bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t r
 
 Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
     Matrix m;
-    m.heads = static_cast<int>(shape.heads);
-    m.heads_per_key = static_cast<int>(shape.heads / shape.key_heads);
-    m.key_dim = static_cast<int>(shape.key_dim);
-    m.value_dim = static_cast<int>(shape.value_dim);
-    m.levels = static_cast<int>(shape.levels);
-    m.tiles = static_cast<int>((shape.value_dim + 63) / 64);
-    m.linear = !shape.log_linear();
-    m.slots = slots;
+    set_shape(m, shape, rows, slots);
     m.walks = m.linear ? 1 : kChunkBits + slots;
     m.walk_tiles = m.tiles;
-    m.rows = rows;
-    const std::int64_t blocks = blocks_of(rows);
-    m.padded_rows = blocks * kBlockTokens;
     // Log-linear: the step of the summaries has two walks, the second one of d_k columns.
     std::int64_t places = static_cast<std::int64_t>(m.walks) * m.walk_tiles;
     if (!m.linear) places = std::max(places, 2 * std::max<std::int64_t>(m.tiles, m.key_dim / 64));
     const std::int64_t block_chunks = kChunksPerBlock * m.heads;
     const std::int64_t place_elements = 2 * (m.state_elements() + kTileElements);
-    m.blocks_at_once = std::clamp<std::int64_t>(most_batch_bytes() / (block_chunks * places * place_elements * 2), 1,
-                                                std::max<std::int64_t>(blocks, 1));
+    set_blocks_at_once(m, block_chunks * places * place_elements * 2);
     const std::int64_t chunks = m.blocks_at_once * block_chunks;
     m.cumulative = carver.take<double>(m.heads * m.padded_rows);
     m.prepared.triangle = carver.take<__nv_bfloat16>(chunks * kTileElements);

@@ -29,7 +29,7 @@
 
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/backward/call.h"
+#include "kernels/cuda/backward/batch.h"
 
 namespace fenwick::cuda::backward {
 
@@ -40,19 +40,9 @@ inline constexpr int kMostLevels = 64;  ///< of lambda
 inline constexpr int kChunkSums = kRunBits + 1;
 
 /// Everything that the kernels of one batch of blocks share.
-struct Scalar {
-    Call call;
-    int heads = 0, heads_per_key = 0, key_dim = 0, value_dim = 0, levels = 0;
-    int tiles = 0;    ///< of 64 value columns a head
+struct Scalar : Batch {
     int columns = 0;  ///< heads * tiles
-    int slots = 1;    ///< places for states that enter a block
-    bool linear = false;
-    std::int64_t rows = 0;         ///< of the shard
-    std::int64_t padded_rows = 0;  ///< of `cumulative`
-    std::int64_t blocks_at_once = 0;
-    std::int64_t batch_block = 0;  ///< the batch's first block in the shard
-    std::int64_t batch_blocks = 0;
-    int parts = 0;  ///< thread blocks that share a chunk: a multiple of the key heads
+    int parts = 0;    ///< thread blocks that share a chunk: a multiple of the key heads
 
     double* cumulative = nullptr;       ///< [heads][padded_rows]: G, inclusive, from each block's start
     __nv_bfloat16* nodes = nullptr;     ///< [batch blocks][64][columns][d_k, 64]: N by the chunk that follows it
@@ -62,13 +52,6 @@ struct Scalar {
     float* sums = nullptr;              ///< [batch blocks][heads][64 chunks][kChunkSums]
     float* d_q = nullptr;               ///< [parts][rows of the batch][d_k], where a key head has several parts
     float* d_k = nullptr;
-
-    [[nodiscard]] constexpr std::int64_t batch_rows() const {
-        const std::int64_t left = rows - batch_block * kBlockTokens;
-        const std::int64_t most = batch_blocks * kBlockTokens;
-        return left < most ? left : most;
-    }
-    [[nodiscard]] constexpr std::int64_t node_elements() const { return static_cast<std::int64_t>(key_dim) * 64; }
 };
 
 /// Whether the shape and operand have these kernels, on this GPU.

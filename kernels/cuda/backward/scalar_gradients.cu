@@ -37,7 +37,7 @@ struct GradientTiles {
 
 __device__ void list_gradients(const Scalar& s, std::int64_t in_batch, int chunk, int rows, bool summaries,
                                GradientShared& shared) {
-    const std::int64_t node_bytes = s.columns * s.node_elements() * 2;
+    const std::int64_t node_bytes = s.columns * s.state_elements() * 2;
     int n = 0;
     if (summaries) {
         shared.from[n] = reinterpret_cast<const char*>(s.entering) + in_batch * s.slots * node_bytes;

@@ -31,27 +31,16 @@ bool has_scalar_kernels(const MixerShape& shape, Operand operand, std::int64_t r
 
 Scalar make_scalar(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
     Scalar s;
-    s.heads = static_cast<int>(shape.heads);
-    s.heads_per_key = static_cast<int>(shape.heads / shape.key_heads);
-    s.key_dim = static_cast<int>(shape.key_dim);
-    s.value_dim = static_cast<int>(shape.value_dim);
-    s.levels = static_cast<int>(shape.levels);
-    s.tiles = static_cast<int>((shape.value_dim + 63) / 64);
+    set_shape(s, shape, rows, slots);
     s.columns = s.heads * s.tiles;
-    s.slots = slots;
-    s.linear = !shape.log_linear();
-    s.rows = rows;
-    const std::int64_t blocks = blocks_of(rows);
-    s.padded_rows = blocks * kBlockTokens;
-    const std::int64_t block_nodes = kChunksPerBlock * s.columns * s.node_elements();
-    s.blocks_at_once =
-        std::clamp<std::int64_t>(most_batch_bytes() / (2 * block_nodes * 2), 1, std::max<std::int64_t>(blocks, 1));
+    const std::int64_t block_nodes = kChunksPerBlock * s.columns * s.state_elements();
+    set_blocks_at_once(s, 2 * block_nodes * 2);
     const std::int64_t chunks = std::min((rows + kChunk - 1) / kChunk, s.blocks_at_once * kChunksPerBlock);
     s.parts = s.heads / heads_of_part(shape, chunks);
     s.cumulative = carver.take<double>(s.heads * s.padded_rows);
     s.nodes = carver.take<__nv_bfloat16>(s.blocks_at_once * block_nodes);
     s.d_nodes = carver.take<__nv_bfloat16>(s.blocks_at_once * block_nodes);
-    s.entering = carver.take<__nv_bfloat16>(s.blocks_at_once * slots * s.columns * s.node_elements());
+    s.entering = carver.take<__nv_bfloat16>(s.blocks_at_once * slots * s.columns * s.state_elements());
     s.sums = carver.take<float>(s.blocks_at_once * s.heads * kChunks * kChunkSums);
     if (s.parts != shape.key_heads) {
         s.d_q = carver.take<float>(s.parts * chunks * kChunk * shape.key_dim);

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(Products<kKeyDim, kColumns>::kThreads, 256 / k
             for (int i = 0; i < kColumns; ++i) {
                 __nv_bfloat16* node =
                     (kGradients ? s.d_nodes : s.nodes) +
-                    ((in_batch * kChunks + job.end(step)) * s.columns + column + i) * s.node_elements();
+                    ((in_batch * kChunks + job.end(step)) * s.columns + column + i) * s.state_elements();
                 store_tile(state[i], node, row, lane);
 #pragma unroll
                 for (float& x : state[i]) x = 0.0F;

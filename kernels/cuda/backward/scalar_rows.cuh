@@ -68,7 +68,7 @@ static_assert(RowTiles<128, kMostStates>::kBytes <= 227 * 1024);
 template <int kPanels, int kStates>
 __device__ inline void list_states(const Scalar& s, std::int64_t in_batch, int chunk,
                                    RowShared<kPanels, kStates>& shared) {
-    const std::int64_t node_bytes = s.columns * s.node_elements() * 2;
+    const std::int64_t node_bytes = s.columns * s.state_elements() * 2;
     const char* nodes = reinterpret_cast<const char*>(s.nodes) + in_batch * kChunks * node_bytes;
     const char* entering = reinterpret_cast<const char*>(s.entering) + in_batch * s.slots * node_bytes;
     const auto level_of = [&](int level) { return max(min(level, s.levels - 1), 0); };
