@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(MatrixTiles<kKeyDim, kForm>::kThreads, 1)
     const int t = static_cast<int>(threadIdx.x);
     const OwnPlaces<kKeyDim> places{aligned, t};
     __shared__ std::uint64_t bytes_there[2];  // of each set
-    const std::uint32_t barriers = shared_address(bytes_there);
+    const std::uint32_t barriers = kByAccelerator ? shared_address(bytes_there) : 0;
     if constexpr (kByAccelerator) {
         if (t < 2) init_byte_barrier(barriers + 8 * t);
         __syncthreads();
