@@ -14,11 +14,7 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kColumns / 2], std::u
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
         std::uint32_t a[4];
-        if constexpr (kTransposed) {
-            load_a_transposed(a, a_tile, warp, step, lane);
-        } else {
-            load_a(a, a_tile, warp, step, lane);
-        }
+        load_fragment<kTransposed>(a, a_tile, warp, step, lane);
         multiply<kColumns, kRows>(acc, a, b_tile, step, first, lane);
     }
 }

@@ -75,17 +75,19 @@ __device__ __forceinline__ void multiply(float (&acc)[kColumns / 2], const std::
     }
 }
 
-/// The A fragments of a tile's (kTransposed: its transpose's) rows [16 warp, + 16).
+/// An A fragment of a tile, or (kTransposed) of its transpose: rows [16 warp, + 16), the depth [16 step, + 16).
+template <bool kTransposed>
+__device__ __forceinline__ void load_fragment(std::uint32_t (&a)[4], std::uint32_t tile, int warp, int step, int lane) {
+    if constexpr (kTransposed) {
+        load_a_transposed(a, tile, warp, step, lane);
+    } else {
+        load_a(a, tile, warp, step, lane);
+    }
+}
 template <bool kTransposed>
 __device__ __forceinline__ void load_fragments(std::uint32_t (&a)[4][4], std::uint32_t tile, int warp, int lane) {
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-        if constexpr (kTransposed) {
-            load_a_transposed(a[step], tile, warp, step, lane);
-        } else {
-            load_a(a[step], tile, warp, step, lane);
-        }
-    }
+    for (int step = 0; step < 4; ++step) load_fragment<kTransposed>(a[step], tile, warp, step, lane);
 }
 
 #if defined(FENWICK_WGMMA)
