@@ -13,8 +13,9 @@
 namespace fenwick {
 
 ScratchFolder::ScratchFolder(std::string_view prefix) {
-    // mkdtemp(3) puts the unique characters in place of these six.
-    std::string name = (std::filesystem::temp_directory_path() / fmt::format("{}XXXXXX", prefix)).string();
+    const std::string place_of_unique_part(6, 'X');  // as mkdtemp(3) wants it
+    std::string name =
+        (std::filesystem::temp_directory_path() / fmt::format("{}{}", prefix, place_of_unique_part)).string();
     if (::mkdtemp(name.data()) == nullptr) {
         throw UnavailableError(
             fmt::format("{}: cannot create: {}; TMPDIR chooses another place", name, std::strerror(errno)));

@@ -212,9 +212,11 @@ int run(int argc, char** argv) {
         std::printf("%-46s %10s %12s %12s %14s%s\n", "mixer, bf16: forward", "tokens", "median ms", "least ms",
                     "summaries ms", backward ? "  with backward ms" : "");
     }
+    bool found = false;
     for (const Work& work : kWorks) {
         if (!part.empty() && std::strstr(work.name, part.c_str()) == nullptr) continue;
         if (tokens != 0 && work.tokens != tokens) continue;
+        found = true;
         const Timing timing = time_work(work, runs, backward);
         std::printf(json ? "{\"work\": \"%s\", \"tokens\": %lld, \"median_ms\": %.4f, \"least_ms\": %.4f, "
                            "\"summaries_ms\": %.4f"
@@ -225,7 +227,10 @@ int run(int argc, char** argv) {
         std::printf(json ? "}\n" : "\n");
         std::fflush(stdout);
     }
-    return 0;
+    if (found) return 0;
+    std::fprintf(stderr, "bench_gpu_mixers: no row has \"%s\" in its name%s; without arguments all are timed\n",
+                 part.c_str(), tokens != 0 ? " and that many tokens" : "");
+    return 2;
 }
 
 }  // namespace
