@@ -1,5 +1,6 @@
 // Copies of 64 x 64 boxes of a matrix, or of bytes that lie one after the other, into shared memory by the tensor
-// memory accelerator, and the barriers that count their bytes (PTX ISA, "cp.async.bulk", "mbarrier"). sm_90 and up.
+// memory accelerator, and barriers in shared memory that count their bytes, or threads (PTX ISA, "cp.async.bulk",
+// "mbarrier"). sm_90 and up.
 #pragma once
 
 #include <cuda.h>
@@ -8,10 +9,17 @@
 
 namespace fenwick::cuda {
 
-/// By one thread, before a barrier of the thread block; each phase ends with one expect_bytes and those bytes.
-__device__ __forceinline__ void init_byte_barrier(std::uint32_t barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+/// By one thread, before a barrier of the thread block: each phase ends with so many arrivals.
+__device__ __forceinline__ void init_barrier(std::uint32_t barrier, std::uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+/// Each phase ends with one expect_bytes and those bytes.
+__device__ __forceinline__ void init_byte_barrier(std::uint32_t barrier) {
+    init_barrier(barrier, 1);
+}
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /// By one thread, before the phase's copies.
@@ -29,6 +37,12 @@ __device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& fr
         : "memory");
 }
 
+/// By one thread: the same box into the second cache.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& from, int row, int column) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&from), "r"(column), "r"(row)
+                 : "memory");
+}
+
 /// By one thread: `bytes` from global memory; places and number are multiples of 16. The thread has to have fenced
 /// (fence_for_wgmma) where ordinary stores have written to the place before.
 __device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, std::uint32_t bytes,
@@ -38,8 +52,8 @@ __device__ __forceinline__ void copy_bytes(std::uint32_t to, const void* from, s
                  : "memory");
 }
 
-/// Until the bytes of phase number `phase` are there: for the reader's next instructions and products.
-__device__ __forceinline__ void await_bytes(std::uint32_t barrier, std::uint32_t phase) {
+/// Until phase number `phase` has ended: its bytes are there, for the reader's next instructions and products.
+__device__ __forceinline__ void await_phase(std::uint32_t barrier, std::uint32_t phase) {
     asm volatile(
         "{\n\t.reg .pred done;\n\t"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"

@@ -1,9 +1,9 @@
 // What the walk over many levels multiplies by, formed once per chunk and head so that each level needs two products
 // only (DESIGN section 3, "Chunk form"):
 //
-//     W~ = -exp(G_C - G) * (T (exp(G) * K))       S <- exp(G_C) S + K^T (W~ S)
-//     Q~ = exp(G) * Q - (P T) (exp(G) * K)        o = Q~ S
-//     U~ = exp(G_C - G) * (T V)                   the chunk's own state: K^T U~
+//     W~ = -b exp(G_C - G) * (M (exp(G) * K))     S <- exp(G_C) S + K^T (W~ S)
+//     Q~ = exp(G) * Q - (P M) (exp(G) * K)        o = Q~ S
+//     U~ = b exp(G_C - G) * (M V)                 the chunk's own state: K^T U~
 #include <type_traits>
 
 #include "core/cuda/check.h"
@@ -31,7 +31,7 @@ struct Shared {
     alignas(1024) unsigned char q[kDk / 64 * kPanelBytes];
     alignas(1024) unsigned char staged[kDk / 64 * kPanelBytes];  // a warp's rows are its own
     alignas(1024) unsigned char triangle[kPanelBytes];
-    alignas(1024) unsigned char scores[kPanelBytes];  // P T
+    alignas(1024) unsigned char scores[kPanelBytes];  // P M
     alignas(1024) unsigned char v[kPanelBytes];
     float decays[2 * kC];
 };

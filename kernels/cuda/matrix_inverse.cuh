@@ -13,7 +13,7 @@ inline constexpr int kPitch = 20;  // floats of a row of a diagonal block
 /// Of one chunk and head. A warp's rows of `triangle` are its own once its diagonal block is inverted.
 struct Solve {
     alignas(1024) unsigned char lower[2][kPanelBytes];     // L and the diagonal blocks of M: high parts, rests
-    alignas(1024) unsigned char triangle[2][kPanelBytes];  // the diagonal blocks of L, fp32; then T: high part, rest
+    alignas(1024) unsigned char triangle[2][kPanelBytes];  // the diagonal blocks of L, fp32; then M: high part, rest
 };
 __device__ __forceinline__ int panel_at(int row, int column) {
     return (row * 128 + column * 2) ^ ((row % 8) * 16);
@@ -82,9 +82,9 @@ __device__ __forceinline__ void multiply_block(float (&c)[8], const std::uint32_
     }
 }
 
-// The warp's 16 rows of T = M diag(b), split.
+// The warp's 16 rows of M, split.
 template <int kWarp>
-__device__ __forceinline__ void solve_rows(Solve& s, const float* betas) {
+__device__ __forceinline__ void solve_rows(Solve& s) {
     const int lane = lane_now();
     const std::uint32_t panels = shared_address(s.lower[0]);
     std::uint32_t m[4][4];  // the row of blocks of M by distance from the diagonal: high parts
@@ -125,8 +125,7 @@ __device__ __forceinline__ void solve_rows(Solve& s, const float* betas) {
             const int column = 16 * block + 2 * (lane % 4) + (i / 2) * 8;
             const int at = panel_at(row, column);
             if (d <= kWarp) {
-                const float2 beta = *reinterpret_cast<const float2*>(betas + column);
-                store_split(s.triangle[0], s.triangle[1], at, c[2 * i] * beta.x, c[2 * i + 1] * beta.y);
+                store_split(s.triangle[0], s.triangle[1], at, c[2 * i], c[2 * i + 1]);
             } else {
                 *reinterpret_cast<std::uint32_t*>(s.triangle[0] + at) = 0;
                 *reinterpret_cast<std::uint32_t*>(s.triangle[1] + at) = 0;

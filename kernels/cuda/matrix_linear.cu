@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(128 * kGroups, 3 - kGroups) read(const __grid_
         copies_wait<(kStages > 1 ? kStages - 2 : 0)>();
         publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
-        if (kBoxes<kGroups>) await_bytes(barriers + 8 * (c % kStages), static_cast<std::uint32_t>(c / kStages));
+        if (kBoxes<kGroups>) await_phase(barriers + 8 * (c % kStages), static_cast<std::uint32_t>(c / kStages));
         const Stage<kDk, kGroups>& stage = s.stages[c % kStages];
         float o[32];
         step<kDk, kGroups>(x, stage, stage.v + group * kPanelBytes, s.decays[c % kStages], warp, o, [&] {

@@ -48,7 +48,7 @@ struct Stage {
     alignas(1024) unsigned char k[kPanelBytes * kDk / 64];
     alignas(1024) unsigned char reads[kPanelBytes * kDk / 64];    // Q~
     alignas(1024) unsigned char removes[kPanelBytes * kDk / 64];  // W~
-    alignas(1024) unsigned char scores[kPanelBytes];              // lambda * (P T)
+    alignas(1024) unsigned char scores[kPanelBytes];              // lambda * (P M)
     alignas(1024) unsigned char values[kPanelBytes];              // 16 columns of V, 16 of U~ in the next pieces
     float decay;                                                  // exp(G_C)
     float lambda[kC * kLambdaPitch];

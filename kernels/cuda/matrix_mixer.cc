@@ -73,6 +73,7 @@ Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std:
         layout.prepared.rest = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.second = carver.take<__nv_bfloat16>(tiles * kTile);
         layout.prepared.decays = carver.take<float>(tiles * 2 * kChunkTokens);
+        if (!shape.log_linear()) layout.prepared.gates = carver.take<float>(tiles * 4 * kChunkTokens);
         layout.prepared.bounds = carver.take<float>(tiles);
         if (shape.log_linear()) {
             layout.prepared.scores = carver.take<__nv_bfloat16>(tiles * kTile);
@@ -127,6 +128,12 @@ void check_shape(const MixerCall& call) {
 }
 
 }  // namespace
+
+matrix::Kept matrix::kept_in(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block,
+                             void* workspace) {
+    const Layout layout = lay_out(shape, operand, rows, first_block, workspace);
+    return {layout.prepared, layout.nodes, layout.entering};
+}
 
 std::size_t matrix_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                    std::int64_t first_block) {

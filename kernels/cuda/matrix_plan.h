@@ -1,8 +1,8 @@
 // What the matrix algebra's kernels hand to each other through the workspace, and their launchers.
 //
-// 1. prepare:   per chunk and head T, ((Q K^T) * D) and the decays (DESIGN section 3, "Chunk form"); expand: W~, Q~, U~
-// for
-//               the log-linear read-out.
+// 1. prepare:   per chunk and head M, P and the decays (DESIGN section 3, "Chunk form", with T = diag(b) M); expand:
+// W~,
+//               Q~, U~ for the log-linear read-out.
 // 2. summarise: per block and head (A, S), 64 columns of [A | S] a thread block, walking the block's chunks.
 // 3. form_nodes, enter: the tree's nodes, then the states that enter each block.
 // 4. read:      per block and head the outputs, walking the chunks with the entering states.
@@ -24,15 +24,17 @@ inline constexpr int kMaxBits = 40;
 /// Chunk c and head h: tile number c * heads + h. Rows past the document's end are zero. Of tiles [64, 64], all lower
 /// triangular, only the 16x16 blocks up to the diagonal are there (load_triangle): five eighths of the traffic.
 struct Prepared {
-    __nv_bfloat16* triangle = nullptr;  ///< [tiles][64, 64] T
-    __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of T
-    __nv_bfloat16* second = nullptr;    ///< [tiles][64, 64] P = (Q K^T) * D (linear) or P T (log-linear)
-    float* decays = nullptr;            ///< [tiles][2, 64] exp(G_i), exp(G_C - G_i)
+    __nv_bfloat16* triangle = nullptr;  ///< [tiles][64, 64] M = (I + strictly_lower(K K^T * D) diag(b))^-1
+    __nv_bfloat16* rest = nullptr;      ///< [tiles][64, 64] what bf16 lost of M
+    __nv_bfloat16* second = nullptr;    ///< [tiles][64, 64] P = ((Q K^T) * D) diag(b) (linear) or P M (log-linear)
+    float* decays = nullptr;            ///< [tiles][2, 64] exp(G_i), b_i exp(G_C - G_i)
+    /// [tiles][4, 64] exp(G_C - G_i), b_i and, as pairs whose sum it is, G_i / ln 2: for gradients; null: not wanted
+    float* gates = nullptr;
     /// [tiles] exp(G_C), which the 2-norm of the chunk's transition does not exceed where every 0 <= beta_i k_i k_i^T
     /// <= 2; infinity where one is outside, or NaN.
     float* bounds = nullptr;
     // Log-linear only.
-    __nv_bfloat16* scores = nullptr;   ///< [tiles][64, 64] lambda * (P T)
+    __nv_bfloat16* scores = nullptr;   ///< [tiles][64, 64] lambda * (P M)
     __nv_bfloat16* removes = nullptr;  ///< [tiles][64, d_k] W~ (matrix_expand.cu)
     __nv_bfloat16* reads = nullptr;    ///< [tiles][64, d_k] Q~
     __nv_bfloat16* writes = nullptr;   ///< [tiles][64, d_v] U~
@@ -108,6 +110,14 @@ struct Walk {
 /// Least shared memory of a thread block with which launch_log_linear works.
 [[nodiscard]] int log_linear_shared_bytes(std::int64_t key_dim);
 
+/// What the outputs leave in their workspace, of shapes that the matrix units take.
+struct Kept {
+    Prepared prepared;
+    Nodes nodes;                ///< `formed`; the caller's are null
+    float* entering = nullptr;  ///< as Walk's
+};
+[[nodiscard]] Kept kept_in(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block,
+                           void* workspace);
 /// Prepares all chunks.
 void launch_prepare(const MixerShape& shape, const MixerInputs& inputs, const Prepared& to, cudaStream_t stream);
 /// Summaries of the shard's first blocks; the document's first block gets A = 0, for nothing is older.

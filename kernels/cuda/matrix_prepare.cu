@@ -1,5 +1,6 @@
-// Per chunk and head D, T = (I + strictly_lower(b * K K^T * D))^-1 diag(b), P = (Q K^T) * D, and for the log-linear
-// read-out P T and lambda * (P T).
+// Per chunk and head D, M = (I + strictly_lower(K K^T * D) diag(b))^-1, P = ((Q K^T) * D) diag(b), and for the
+// log-linear read-out P M and lambda * (P M). DESIGN section 3's T is diag(b) M: b stays with what tokens write, for
+// M (V - exp(G) * K X) is what they would write with b = 1, and that is what gradients of b are formed of.
 //
 // A thread block takes a run of tiles, so that the next one's rows arrive while the last one's are worked on; heads of
 // one key head follow each other and share K K^T and Q K^T.
@@ -39,8 +40,8 @@ struct Shared {
     Gates gates[2];
 };
 
-// G, and exp(G) and the like into `decays`; two tokens a lane of one warp, which copied the log decays itself.
-__device__ __forceinline__ void sum_decays(Gates& gates, float* decays) {
+// G, and what Prepared has of it; two tokens a lane of one warp, which copied their gates itself. `out`: or null.
+__device__ __forceinline__ void sum_decays(Gates& gates, float* decays, float* out) {
     const int lane = lane_now();
     double g[2];
 #pragma unroll
@@ -64,8 +65,14 @@ __device__ __forceinline__ void sum_decays(Gates& gates, float* decays) {
         const double at2 = at * kLog2E;
         const float high = static_cast<float>(at2);
         gates.cumulative[2 * lane + e] = make_float2(high, static_cast<float>(at2 - high));
-        decays[2 * lane + e] = expf(static_cast<float>(at));
-        decays[kC + 2 * lane + e] = expf(static_cast<float>(all - at));
+        const int token = 2 * lane + e;
+        const float to_end = expf(static_cast<float>(all - at));
+        decays[token] = expf(static_cast<float>(at));
+        decays[kC + token] = gates.beta[token] * to_end;
+        if (out == nullptr) continue;
+        out[token] = to_end;
+        out[kC + token] = gates.beta[token];
+        reinterpret_cast<float2*>(out + 2 * kC)[token] = gates.cumulative[token];
     }
 }
 
@@ -127,14 +134,17 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const unsigned first = blockIdx.x * args.run;
     const unsigned end = min(args.tiles, first + args.run);
-    const auto decays_of = [&](unsigned tile) { return args.to.decays + static_cast<std::int64_t>(tile) * 2 * kC; };
+    const auto sum_gates = [&](Gates& gates, unsigned tile) {
+        const std::int64_t at = static_cast<std::int64_t>(tile) * 2 * kC;
+        sum_decays(gates, args.to.decays + at, args.to.gates == nullptr ? nullptr : args.to.gates + 2 * at);
+    };
     Place place = place_of(args, first);
     load_rows(args, s, place);
     load_gates<kLevels>(args, s.gates[0], place);
     copies_commit();
     if (warp == 0) {
         copies_wait<0>();
-        sum_decays(s.gates[0], decays_of(first));
+        sum_gates(s.gates[0], first);
     }
     bool fresh = true;  // the tile's key head is another than the last one's
     for (unsigned tile = first; tile < end; ++tile) {
@@ -179,10 +189,10 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
         invert_diagonal(solve, warp);
         shrinks = __syncthreads_and(shrinks ? 1 : 0) != 0;
         if (threadIdx.x == 0) args.to.bounds[tile] = shrinks ? gates.decay : CUDART_INF_F;
-        if (warp == 0) solve_rows<0>(solve, gates.beta);
-        if (warp == 1) solve_rows<1>(solve, gates.beta);
-        if (warp == 2) solve_rows<2>(solve, gates.beta);
-        if (warp == 3) solve_rows<3>(solve, gates.beta);
+        if (warp == 0) solve_rows<0>(solve);
+        if (warp == 1) solve_rows<1>(solve);
+        if (warp == 2) solve_rows<2>(solve);
+        if (warp == 3) solve_rows<3>(solve);
         const std::int64_t at = static_cast<std::int64_t>(tile) * kC * kC;
         store_rows(solve.triangle[0], warp, args.to.triangle + at);
         store_rows(solve.triangle[1], warp, args.to.rest + at);
@@ -196,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare(const Arguments args) {
         }
         if (warp == 0 && !last) {  // the warp with the least to do
             copies_wait<0>();
-            sum_decays(next_gates, decays_of(tile + 1));
+            sum_gates(next_gates, tile + 1);
         }
     }
 }

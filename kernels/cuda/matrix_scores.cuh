@@ -13,7 +13,7 @@ inline constexpr int kLambdas = 7;  // levels inside a chunk
 /// What a tile needs of its tokens; two of them, for this tile and the next.
 struct Gates {
     alignas(16) float2 cumulative[kC];  // G / ln 2 = x + y
-    float beta[kC];
+    alignas(8) float beta[kC];
     float log_decay[kC];  // as it arrives
     float decay;          // exp(G_C)
     float lambda[kC][kLambdas];
@@ -52,7 +52,7 @@ __device__ __forceinline__ int chunk_level(int i, int j) {
     return 32 - __clz(i ^ j);
 }
 
-// P T and lambda * (P T) of the warp's rows: P as an operand, T from its tile.
+// P M and lambda * (P M) of the warp's rows: P as an operand, M from its tile.
 __device__ __forceinline__ void weigh_scores(Solve& s, const float (&lambda)[kC][kLambdas],
                                              const std::uint32_t (&p)[4][4], int warp, bf16* plain, bf16* weighed) {
     const int lane = lane_now();
@@ -123,20 +123,16 @@ __device__ __forceinline__ void take_products(float (&c)[32], const unsigned cha
     }
 }
 
-// Decays of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand. Whether none
-// of the tokens' transitions that this thread sees, I - beta k k^T, makes anything longer.
+// Decays and beta of the warp's 16 rows of K K^T and Q K^T: L split (the diagonal block as it is), P as an operand.
+// Whether none of the tokens' transitions that this thread sees, I - beta k k^T, makes anything longer.
 template <int kWarp>
 __device__ __forceinline__ bool apply_decays(Solve& s, const Gates& gates, const float (&kk)[32], const float (&qk)[32],
                                              std::uint32_t (&p)[4][4]) {
     const int lane = lane_now();
     bool shrinks = true;
     float2 at[2];
-    float beta[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        at[r] = gates.cumulative[16 * kWarp + lane / 4 + 8 * r];
-        beta[r] = gates.beta[16 * kWarp + lane / 4 + 8 * r];
-    }
+    for (int r = 0; r < 2; ++r) at[r] = gates.cumulative[16 * kWarp + lane / 4 + 8 * r];
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
         const int block = n / 2;
@@ -146,19 +142,22 @@ __device__ __forceinline__ bool apply_decays(Solve& s, const Gates& gates, const
         }
         const int column = 8 * n + 2 * (lane % 4);
         const float4 from = *reinterpret_cast<const float4*>(gates.cumulative + column);
+        const float2 beta = *reinterpret_cast<const float2*>(gates.beta + column);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = lane / 4 + 8 * r;  // of the block
             const float d0 = exp2_of((at[r].x - from.x) + (at[r].y - from.y));
             const float d1 = exp2_of((at[r].x - from.z) + (at[r].y - from.w));
-            float l0 = beta[r] * kk[4 * n + 2 * r] * d0;
-            float l1 = beta[r] * kk[4 * n + 2 * r + 1] * d1;
-            float p0 = qk[4 * n + 2 * r] * d0;
-            float p1 = qk[4 * n + 2 * r + 1] * d1;
+            const float k0 = kk[4 * n + 2 * r] * beta.x;
+            const float k1 = kk[4 * n + 2 * r + 1] * beta.y;
+            float l0 = k0 * d0;
+            float l1 = k1 * d1;
+            float p0 = qk[4 * n + 2 * r] * beta.x * d0;
+            float p1 = qk[4 * n + 2 * r + 1] * beta.y * d1;
             if (block == kWarp) {  // the exponents right of the diagonal may be positive: nothing of them is used
                 const int of_block = column - 16 * kWarp;
                 if (of_block == row || of_block + 1 == row) {
-                    const float length = beta[r] * (of_block == row ? kk[4 * n + 2 * r] : kk[4 * n + 2 * r + 1]);
+                    const float length = of_block == row ? k0 : k1;
                     shrinks = shrinks && length >= 0.0F && length <= 2.0F;
                 }
                 if (of_block >= row) l0 = 0.0F;

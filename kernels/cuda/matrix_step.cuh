@@ -1,9 +1,10 @@
 // One chunk of the walk for a warp's 16 state columns (DESIGN section 3, "Chunk form"), in the transposed form
 //
-//     U'^T = (V^T - exp(G) * (X^T K^T)) T^T        O^T = exp(G) * (X^T Q^T) + U'^T P^T        P = (Q K^T) * D
-//     X^T  = exp(G_C) X^T + (exp(G_C - G) * U'^T) K
+//     Z^T = (V^T - exp(G) * (X^T K^T)) M^T         O^T = exp(G) * (X^T Q^T) + Z^T P^T
+//     X^T = exp(G_C) X^T + (b exp(G_C - G) * Z^T) K
 //
-// which is the same as W and U without storing them: T (V - exp(G) K X) = U - W X. Factors of a token scale columns.
+// (M and P as in matrix_plan.h), which is the same as W and U without storing them: diag(b) Z = U - W X. Factors of a
+// token scale columns.
 #pragma once
 
 #include "kernels/cuda/matrix_tile.cuh"
@@ -30,7 +31,7 @@ __device__ __forceinline__ void settle(Columns<kDk>& x) {
     keep(x);
 }
 
-/// Issues y += X^T M^T for every tile M [64, d_k] (keys or queries) of a list, one group after the other; the last may
+/// Issues y += X^T B^T for every tile B [64, d_k] (keys or queries) of a list, one group after the other; the last may
 /// still run on return. `issue(step, a)` issues the products of one step of 16 state rows, whose operand is `a`.
 template <int kDk, class Issue>
 __device__ __forceinline__ void issue_reads(Columns<kDk>& x, const Issue& issue) {
@@ -53,7 +54,7 @@ struct Idle {
     __device__ __forceinline__ void operator()() const {}
 };
 
-/// y^T [16, 64] = X^T M^T for a tile M [64, d_k] (keys or queries). `meanwhile` is done while the products run.
+/// y^T [16, 64] = X^T B^T for a tile B [64, d_k] (keys or queries). `meanwhile` is done while the products run.
 template <int kDk, class Meanwhile = Idle>
 __device__ __forceinline__ void read_state(Columns<kDk>& x, std::uint32_t tile, float (&y)[32],
                                            const Meanwhile& meanwhile = {}) {
@@ -122,7 +123,7 @@ __device__ __forceinline__ void read_state_split(Columns<kDk>& x, std::uint32_t 
     keep(y);
 }
 
-/// u += r M^T for a lower triangular tile M [64, 64] (T or P), inside a group of products.
+/// u += r L^T for a lower triangular tile [64, 64] (M or P), inside a group of products.
 __device__ __forceinline__ void add_triangle(const std::uint32_t (&r)[4][4], std::uint32_t tile, float (&u)[32]) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) product_nt<64>(u, r[step], tile, 32 * step);
@@ -144,6 +145,18 @@ __device__ __forceinline__ void scale_tokens(float (&c)[32], const float* factor
 __device__ __forceinline__ void pack_tokens(const float (&c)[32], std::uint32_t (&a)[4][4]) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) pack_step(c, step, a[step]);
+}
+/// The same of factor[token] * c; `factor` in shared memory.
+__device__ __forceinline__ void pack_tokens(const float (&c)[32], const float* factor, std::uint32_t (&a)[4][4]) {
+    const int pair = 2 * (static_cast<int>(threadIdx.x) % 4);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 f = *reinterpret_cast<const float2*>(factor + 16 * step + 8 * (i / 2) + pair);
+            a[step][i] = pack(c[8 * step + 2 * i] * f.x, c[8 * step + 2 * i + 1] * f.y);
+        }
+    }
 }
 
 /// r = V^T - r for the 16 columns that start at byte `column_bytes` of the panel of V.
@@ -188,9 +201,8 @@ __device__ __forceinline__ void write_state(Columns<kDk>& x, float keep, const s
     products_end(x);
 }
 
-/// One chunk of a state alone. `values`: the panel of V, of which the warp's 16 columns are taken; `decays`: exp(G),
-/// exp(G_C - G); `see_values` gets exp(G_C - G) * U'^T while the last products run, `meanwhile` is done while the first
-/// do.
+/// One chunk of a state alone. `values`: the panel of V, of which the warp's 16 columns are taken; `decays`:
+/// Prepared::decays; `see_values` gets Z^T while the last products run, `meanwhile` is done while the first do.
 template <int kDk, class Meanwhile, class SeeValues>
 __device__ __forceinline__ void step_state(Columns<kDk>& x, std::uint32_t keys, std::uint32_t values,
                                            std::uint32_t triangle, const float* decays, int warp,
@@ -208,8 +220,7 @@ __device__ __forceinline__ void step_state(Columns<kDk>& x, std::uint32_t keys, 
     scale_state<kDk>(x, decays[kC - 1]);
     products_wait<0>();
     keep(y);
-    scale_tokens(y, decays + kC);
-    pack_tokens(y, a);
+    pack_tokens(y, decays + kC, a);
     products_begin(x);
     add_to_state<kDk>(x, a, keys);
     products_commit();

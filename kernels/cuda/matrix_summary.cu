@@ -1,7 +1,7 @@
 // Block summaries: a warpgroup walks the block's chunks with 64 columns of [A | S] in its registers, from [I | 0].
 //
 // The columns of A are a chain of 64 transitions, so every operand of theirs is split into two bf16 numbers (X, U' and
-// T; keys are bf16 exactly). Those of S carry what the bf16 operands V, T and K carry, and use single ones.
+// M; keys are bf16 exactly). Those of S carry what the bf16 operands V, M and K carry, and use single ones.
 //
 // Decays make A vanish within a block more often than not. Where what prepare knows of the chunks (Prepared::bounds)
 // keeps A below kVanished, it is not formed but taken for zero, and S is walked from the last chunk on whose state
@@ -37,7 +37,7 @@ template <int kDk>
 struct Stage {
     alignas(1024) unsigned char k[kPanelBytes * kDk / 64];
     alignas(1024) unsigned char triangle[kPanelBytes];
-    alignas(1024) unsigned char other[kPanelBytes];  // the rest of T, or V
+    alignas(1024) unsigned char other[kPanelBytes];  // the rest of M, or V
     float decays[2 * kC];
 };
 

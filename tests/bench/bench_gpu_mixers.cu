@@ -71,10 +71,10 @@ double median(std::vector<double> times) {
     return times[times.size() / 2];
 }
 
-// Forward and backward of one document in one shard, again and again.
+// Forward and backward of one document in one shard, again and again, in one workspace.
 template <class Forward>
 double time_backward(const MixerShape& shape, const MixerInputs& in, const float* summaries, std::int64_t blocks,
-                     int runs, const Stream& stream, const Forward& forward) {
+                     int runs, void* workspace, const Stream& stream, const Forward& forward) {
     const std::int64_t t = in.rows;
     const std::int64_t decays = in.decay_stride;
     const std::int64_t width = shape.heads * shape.value_dim;
@@ -102,8 +102,6 @@ double time_backward(const MixerShape& shape, const MixerInputs& in, const float
     gradients.beta_stride = shape.heads;
     gradients.lambda_stride = shape.heads * shape.levels;
     DeviceBuffer<float> d_summaries(std::max<std::int64_t>(blocks, 1) * summary_floats(shape), stream.get());
-    DeviceBuffer<std::byte> workspace(
-        static_cast<std::int64_t>(mixer_backward_workspace_bytes(shape, Operand::kBf16, t, 0)), stream.get());
     const Event begin(true);
     const Event end(true);
     std::vector<double> times;
@@ -111,10 +109,10 @@ double time_backward(const MixerShape& shape, const MixerInputs& in, const float
         begin.record(stream.get());
         forward();
         FENWICK_CUDA_CHECK(cudaMemsetAsync(d_summaries.data(), 0, d_summaries.bytes(), stream.get()));
-        mixer_outputs_backward(shape, Operand::kBf16, in, 0, {}, summaries, d_out.data(), width, gradients, {},
-                               d_summaries.data(), workspace.data(), stream.get());
+        mixer_outputs_backward(shape, Operand::kBf16, in, 0, {}, {summaries}, d_out.data(), width, gradients, {},
+                               d_summaries.data(), true, workspace, stream.get());
         mixer_block_summaries_backward(shape, Operand::kBf16, in, 0, d_out.data(), width, blocks, d_summaries.data(),
-                                       gradients, workspace.data(), stream.get());
+                                       gradients, workspace, stream.get());
         end.record(stream.get());
         end.synchronize();
         if (i >= 0) times.push_back(end.milliseconds_since(begin));
@@ -152,8 +150,9 @@ Timing time_work(const Work& work, int runs, bool backward) {
     in.rows = t;
     const std::int64_t blocks = (t - 1) / kBlockTokens;  // nothing follows the last block: nobody needs its summary
     DeviceBuffer<float> summaries(std::max<std::int64_t>(blocks, 1) * summary_floats(shape), stream.get());
-    DeviceBuffer<std::byte> workspace(static_cast<std::int64_t>(mixer_workspace_bytes(shape, Operand::kBf16, t, 0)),
-                                      stream.get());
+    const std::size_t bytes = backward ? mixer_backward_workspace_bytes(shape, Operand::kBf16, t, 0)
+                                       : mixer_workspace_bytes(shape, Operand::kBf16, t, 0);
+    DeviceBuffer<std::byte> workspace(static_cast<std::int64_t>(bytes), stream.get());
     DeviceBuffer<__nv_bfloat16> out(t * shape.heads * shape.value_dim, stream.get());
     const Event begin(true);
     const Event middle(true);
@@ -180,7 +179,7 @@ Timing time_work(const Work& work, int runs, bool backward) {
     }
     Timing timing{median(times), *std::min_element(times.begin(), times.end()), median(firsts)};
     if (backward) {
-        timing.both_ms = time_backward(shape, in, summaries.data(), blocks, runs, stream, [&] {
+        timing.both_ms = time_backward(shape, in, summaries.data(), blocks, runs, workspace.data(), stream, [&] {
             summarise();
             read_out();
         });

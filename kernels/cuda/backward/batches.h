@@ -22,12 +22,4 @@ void each_batch(Plan plan, const Call& call, std::int64_t blocks, const Body& bo
     }
 }
 
-/// The same after the cumulative log decays of the whole shard. `Plan`: Scalar or Matrix.
-template <class Plan, class Body>
-void in_batches(const Plan& plan, const Call& call, std::int64_t blocks, const Body& body) {
-    check_alignment(call);
-    launch_cumulative(call, plan.padded_rows, plan.cumulative);
-    each_batch(plan, call, blocks, body);
-}
-
 }  // namespace fenwick::cuda::backward

@@ -20,6 +20,7 @@ struct Call {
     std::int64_t d_out_stride = 0;
     MixerGradients gradients;
     cudaStream_t stream = nullptr;
+    bool after_outputs = false;  ///< the workspace holds what the forward pass left there
 };
 
 }  // namespace fenwick::cuda::backward

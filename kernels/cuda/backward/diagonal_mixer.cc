@@ -100,8 +100,8 @@ void launch_diagonal_outputs(const Diagonal& plan, const Call& call, const Tree&
     check_decays(call);
     if (!plan.linear) clear_shares(call);
     each_batch(plan, call, tree.blocks, [&](Diagonal& s) {
-        s.states = tree.states + tree.place(s.batch_block);
-        s.d_entering = tree.d_states + tree.place(s.batch_block);
+        s.states = tree.entered_by(s.batch_block);
+        s.d_entering = tree.d_entered_by(s.batch_block);
         launch_prepared(s);
         if (s.linear) return launch_diagonal_entering_gradients(s);
         if (tree.first_block + tree.blocks > 1) {
@@ -129,7 +129,7 @@ void launch_diagonal_summaries(const Diagonal& plan, const Call& call, const Tre
         s.d_blocks = blocks - s.batch_block;
         if (!prepared) launch_prepared(s);
         if (s.linear) {
-            s.states = tree.states + tree.place(s.batch_block);
+            s.states = tree.entered_by(s.batch_block);
             launch_diagonal_walks(s);
             launch_diagonal_walks_back(s);
             launch_diagonal_rows(s, DiagonalStep::kLinear);

@@ -1,23 +1,23 @@
 // The matrix algebra's gradients on the matrix units: DESIGN section 3's chunk form, chunk by chunk.
 //
-// With S = (Q K^T) * D, N = strictly_lower(K K^T * D), T = (I + diag(b) N)^-1 diag(b), W = T (e^G * K), U = T V,
-// Q~ = e^G * Q - S W and P = S T, a chunk takes a state X to
+// With S = ((Q K^T) * D) diag(b), L = strictly_lower(K K^T * D) diag(b), M = (I + L)^-1, W = M (e^G * K), U = M V,
+// Q~ = e^G * Q - S W and P = S M, a chunk takes a state X to
 //
-//   X' = e^(G_C) X + K^^T V',   V' = (U, where it writes) - W X,   K^ = e^(G_C - G) * K
+//   X' = e^(G_C) X + K^^T Z,   Z = (U, where it writes) - W X,   K^ = b e^(G_C - G) * K
 //   O += lambda * Q~ X where it reads, and its own pairs:  O += (P * Lambda) V
 //
 // and back:
 //
-//   dV' = K^ dX',   dX = e^(G_C) dX' - W^T dV' + Q~^T (lambda * dO)
-//   dQ~ += lambda * dO X^T,   dW -= dV' X^T,   dK^ += V' dX'^T,   dU += dV' where it writes
-//   dP = (dO V^T) * Lambda,   dW -= S^T dQ~,   dS = dP T^T - dQ~ W^T,
-//   dT = S^T dP + dW (e^G * K)^T + dU V^T,   dV = (P * Lambda)^T dO + T^T dU,   R = T^T dT,
-//   dN = -strictly_lower(R T^T),   d beta_i = sum over j of ((dT - N^T R) * (I - N T))_ij
-//   dQ = e^G * dQ~ + (dS * D) K,   dK = e^G * (T^T dW) + e^(G_C - G) * dK^ + (dS * D)^T Q + (dN * D) K + (dN * D)^T K
+//   dZ = K^ dX',   dX = e^(G_C) dX' - W^T dZ + Q~^T (lambda * dO)
+//   dQ~ += lambda * dO X^T,   dW -= dZ X^T,   dK^ += Z dX'^T,   dU += dZ where it writes
+//   dP = (dO V^T) * Lambda,   dW -= S^T dQ~,   dS = dP M^T - dQ~ W^T,
+//   dM = S^T dP + dW (e^G * K)^T + dU V^T,   dV = (P * Lambda)^T dO + M^T dU,   R = M^T dM,   dL = -strictly_lower(R
+//   M^T) F = dS * D,   H = dL * D,   A = e^(G_C - G) * dK^ + F^T Q + H^T K dQ = e^G * dQ~ + F (b * K),   dK = e^G *
+//   (M^T dW) + H (b * K) + b * A,   d beta = the rows' <K, A>
 //
-// (N^T R: of the inverse A = (I + diag(b) N)^-1 one has A^T dT = dT - N^T T^T dT; no division by b.) A log decay gets
-// the pairs dS * S + dN * N that cross its token, e^G's products from it on, e^(G_C - G)'s before it, and e^(G_C) <dX',
-// X>.
+// A is what keys that write get: they do so only as b * k. Z is what tokens would write with b = 1: nothing is divided
+// by b. A log decay gets the pairs dS * S + dL * L that cross its token, e^G's products from it on, e^(G_C - G)'s
+// before it, and e^(G_C) <dX', X>.
 //
 // The walks of a block, each a state X with one gradient: log-linear: for each bit < 6 of the chunk's number its pairs
 // of runs (the left one writes, the right one reads), and every state that enters; in the step of the block summaries:
@@ -26,19 +26,21 @@
 // Linear: one walk, of the state that enters, which all chunks read and write. What comes after a block depends on its
 // summary only by the state A X + S that leaves it, so with that state's gradient dS and the true X one pass gives all,
 // and A needs no gradient. The first step walks back from 0, for what each block's own outputs add to dX; the tree
-// makes dS of it; the second step walks with both and forms all gradients of rows. With one walk nothing is gained by
-// W, U and Q~, which take as long to read as the state; they are not formed:
+// makes dS of it; the second step walks with both and forms all gradients of rows. With one walk W, U and Q~ need not
+// be formed, pairs come of Z, and V's gradient of the walk:
 //
-//   V' = T (V - e^G * K X),   dX = e^(G_C) dX' + Q^T (e^G * dO) - K^T (e^G * (T^T (dV' + S^T dO)))
-//   dQ~ W^T = ((dQ~ K^T) * e^G by columns) T^T
+//   Z = M (V - e^G * K X),   O = e^G * Q X + S Z
+//   dV = M^T (K^ dX' + S^T dO),   dX = e^(G_C) dX' + Q^T (e^G * dO) - K^T (e^G * dV)
+//   dS = lower(dO Z^T),   dL = -strictly_lower(dV Z^T),   dQ = e^G * dO X^T + F (b * K),   dK = -e^G * dV X^T + ...
 //
 // Where decays make a block forget (vanished.cuh) walks have fewer chunks: what entered it ends with the chunk before
 // which it has vanished, its own state's starts with the last one after which nothing of older ones is left, and A that
 // the forward pass takes for zero has none.
 //
-//   matrix_prepare      T and S, as the forward pass has them, and what blocks remember; log-linear: W, U, Q~
-//   matrix_walks        X and V' forward, dX' and dV' back, by columns of 64; matrix_walks_linear: of linear models
-//   matrix_rows         everything per token; matrix_rows_linear: of linear models
+//   matrix_prepare      M and S, as the forward pass has them, and what blocks remember; log-linear: W, U, Q~
+//   matrix_walks        X and Z forward, dX' and dZ back, by columns of 64; matrix_walks_linear: of linear models, dV
+//                       for dZ
+//   matrix_rows         everything per token; matrix_rows_linear: of linear models, but V's
 #pragma once
 
 #include <cuda_bf16.h>
@@ -60,8 +62,8 @@ struct Matrix : Batch {
     bool summaries = false;     ///< the step of the block summaries
     std::int64_t d_blocks = 0;  ///< blocks from the batch's first on for which d_summaries has a gradient
 
-    double* cumulative = nullptr;   ///< [heads][padded_rows]: G, inclusive, from each block's start
-    matrix::Prepared prepared;      ///< of the batch's chunks, as of a linear model: `second` is S
+    /// Of the batch's chunks, as of a linear model: `second` is S. In the plan of a linear model: of the shard's.
+    matrix::Prepared prepared;
     BlockMemory* memory = nullptr;  ///< [batch blocks][heads]
     // By chunk of the batch, then head; log-linear.
     __nv_bfloat16* removes = nullptr;  ///< W [64, d_k]
@@ -69,9 +71,9 @@ struct Matrix : Batch {
     __nv_bfloat16* writes = nullptr;   ///< U [64, tiles * 64]
     // By chunk of the batch, walk, head and tile; linear: transposed, a state as panels of 64 key columns.
     __nv_bfloat16* states = nullptr;     ///< X before the chunk [d_k, 64]
-    __nv_bfloat16* values = nullptr;     ///< e^(G_C - G) * V' [64, 64]
+    __nv_bfloat16* values = nullptr;     ///< Z [64, 64]
     __nv_bfloat16* d_states = nullptr;   ///< dX' after the chunk [d_k, 64]
-    __nv_bfloat16* d_values = nullptr;   ///< -dV' [64, 64]
+    __nv_bfloat16* d_values = nullptr;   ///< -dZ; linear: -dV [64, 64]
     const float* entering = nullptr;     ///< E  [batch blocks][slots][heads][d_k, d_v]
     float* d_entering = nullptr;         ///< dE, the same
     const float* d_summaries = nullptr;  ///< [batch blocks][heads][d_k, d_k + d_v]: dA, then dS
@@ -105,8 +107,9 @@ struct MatrixWalk {
 
 [[nodiscard]] bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t rows,
                                       std::int64_t first_block);
-/// `slots`: the tree's.
-[[nodiscard]] Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver);
+/// `slots`: the tree's; `kept`: of a linear model, what the forward pass leaves.
+[[nodiscard]] Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, const matrix::Kept* kept,
+                                 Carver& carver);
 
 /// As the plain path's; gradients of rows are overwritten. Linear: nothing but dE; the rest is the next call's.
 void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree);
@@ -116,8 +119,12 @@ void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& t
                              const float* d_summaries);
 
 // The parts of these two.
-/// T, S and `memory`; log-linear: W, U and Q~.
+/// M and S.
 void launch_matrix_prepare(const Matrix& m);
+/// `memory`.
+void launch_matrix_memory(const Matrix& m);
+/// W, U and Q~ of a log-linear model, from M and S.
+void launch_matrix_expand(const Matrix& m);
 void launch_matrix_walks(const Matrix& m);
 void launch_matrix_walks_linear(const Matrix& m);
 /// Back with nothing kept but dE.

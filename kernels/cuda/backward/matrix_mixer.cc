@@ -12,6 +12,18 @@ namespace {
 
 constexpr std::int64_t kTileElements = kChunkTokens * kChunkTokens;
 
+// The shard's from block `block` on.
+matrix::Prepared prepared_from(matrix::Prepared prepared, std::int64_t block, int heads) {
+    const std::int64_t tiles = block * kChunksPerBlock * heads;
+    prepared.triangle += tiles * kTileElements;
+    prepared.rest += tiles * kTileElements;
+    prepared.second += tiles * kTileElements;
+    prepared.decays += tiles * 2 * kChunkTokens;
+    prepared.gates += tiles * 4 * kChunkTokens;
+    prepared.bounds += tiles;
+    return prepared;
+}
+
 }  // namespace
 
 bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block) {
@@ -21,7 +33,7 @@ bool has_matrix_kernels(const MixerShape& shape, Operand operand, std::int64_t r
            (first_block + blocks_of(rows)) >> kMatrixMostSlots == 0 && most_shared_bytes() >= kSharedBytes;
 }
 
-Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver& carver) {
+Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, const matrix::Kept* kept, Carver& carver) {
     Matrix m;
     set_shape(m, shape, rows, slots);
     m.walks = m.linear ? 1 : kChunkBits + slots;
@@ -33,12 +45,16 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
     const std::int64_t place_elements = 2 * (m.state_elements() + kTileElements);
     set_blocks_at_once(m, block_chunks * places * place_elements * 2);
     const std::int64_t chunks = m.blocks_at_once * block_chunks;
-    m.cumulative = carver.take<double>(m.heads * m.padded_rows);
-    m.prepared.triangle = carver.take<__nv_bfloat16>(chunks * kTileElements);
-    m.prepared.rest = carver.take<__nv_bfloat16>(chunks * kTileElements);
-    m.prepared.second = carver.take<__nv_bfloat16>(chunks * kTileElements);
-    m.prepared.decays = carver.take<float>(chunks * 2 * kChunkTokens);
-    m.prepared.bounds = carver.take<float>(chunks);
+    if (m.linear) {
+        m.prepared = kept->prepared;
+    } else {
+        m.prepared.triangle = carver.take<__nv_bfloat16>(chunks * kTileElements);
+        m.prepared.rest = carver.take<__nv_bfloat16>(chunks * kTileElements);
+        m.prepared.second = carver.take<__nv_bfloat16>(chunks * kTileElements);
+        m.prepared.decays = carver.take<float>(chunks * 2 * kChunkTokens);
+        m.prepared.gates = carver.take<float>(chunks * 4 * kChunkTokens);
+        m.prepared.bounds = carver.take<float>(chunks);
+    }
     m.memory = carver.take<BlockMemory>(m.blocks_at_once * m.heads);
     if (!m.linear) {
         m.removes = carver.take<__nv_bfloat16>(chunks * m.state_elements());
@@ -53,11 +69,14 @@ Matrix make_matrix(const MixerShape& shape, std::int64_t rows, int slots, Carver
 }
 
 void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tree) {
-    in_batches(plan, call, tree.blocks, [&](Matrix& m) {
-        m.entering = tree.states + tree.place(m.batch_block);
-        m.d_entering = tree.d_states + tree.place(m.batch_block);
-        launch_matrix_prepare(m);
+    each_batch(plan, call, tree.blocks, [&](Matrix& m) {
+        m.entering = tree.entered_by(m.batch_block);
+        m.d_entering = tree.d_entered_by(m.batch_block);
+        if (m.linear) m.prepared = prepared_from(plan.prepared, m.batch_block, m.heads);
+        if (!m.linear || !call.after_outputs) launch_matrix_prepare(m);
+        launch_matrix_memory(m);
         if (m.linear) return launch_matrix_entering_gradients(m);
+        launch_matrix_expand(m);
         launch_matrix_walks(m);
         launch_matrix_rows(m);
     });
@@ -65,22 +84,26 @@ void launch_matrix_outputs(const Matrix& plan, const Call& call, const Tree& tre
 
 void launch_matrix_summaries(const Matrix& plan, const Call& call, const Tree& tree, std::int64_t blocks,
                              const float* d_summaries) {
-    // What the first step prepared is there still, where one batch took all blocks.
-    const bool prepared = plan.blocks_at_once >= tree.blocks;
     // A linear model's rows are formed here: all of them, those of an open block too.
-    in_batches(plan, call, plan.linear ? tree.blocks : blocks, [&](Matrix& m) {
+    each_batch(plan, call, plan.linear ? tree.blocks : blocks, [&](Matrix& m) {
         m.summaries = true;
         m.d_summaries = d_summaries + m.batch_block * summary_floats(call.shape);
         m.d_blocks = blocks - m.batch_block;
         if (m.linear) {
-            m.entering = tree.states + tree.place(m.batch_block);
-        } else {
-            m.walks = 2;
-            m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
+            m.entering = tree.entered_by(m.batch_block);
+            m.prepared = prepared_from(plan.prepared, m.batch_block, m.heads);
+            launch_matrix_walks_linear(m);
+            return launch_matrix_rows_linear(m);
         }
-        if (!prepared) launch_matrix_prepare(m);
-        (m.linear ? launch_matrix_walks_linear : launch_matrix_walks)(m);
-        (m.linear ? launch_matrix_rows_linear : launch_matrix_rows)(m);
+        m.walks = 2;
+        m.walk_tiles = std::max(m.tiles, m.key_dim / 64);
+        if (plan.blocks_at_once < tree.blocks) {  // else what the first step prepared is there still
+            launch_matrix_prepare(m);
+            launch_matrix_memory(m);
+            launch_matrix_expand(m);
+        }
+        launch_matrix_walks(m);
+        launch_matrix_rows(m);
     });
 }
 

@@ -1,5 +1,5 @@
-// What the gradients of a chunk and head start from: T and S by the forward pass's kernel, W, U and Q~ from them, and
-// how much of a block its chunks remember. T is two bf16 numbers as an operand, as in the forward pass.
+// What the gradients of a chunk and head start from: M and S by the forward pass's kernel, W, U and Q~ from them, and
+// how much of a block its chunks remember. M is two bf16 numbers as an operand, as in the forward pass.
 #include <algorithm>
 
 #include "core/cuda/check.h"
@@ -18,13 +18,13 @@ struct ExpandTiles {
     static constexpr int kQ = 0;
     static constexpr int kK = kQ + kPanels * kPanelBytes;  // then W
     static constexpr int kS = kK + kPanels * kPanelBytes;
-    static constexpr int kT = kS + kPanelBytes;  // high part, rest
-    static constexpr int kV = kT + 2 * kPanelBytes;
+    static constexpr int kM = kS + kPanelBytes;  // high part, rest
+    static constexpr int kV = kM + 2 * kPanelBytes;
     /// For so many tiles of V.
     [[nodiscard]] static int bytes(int tiles) { return 1024 + kV + tiles * kPanelBytes; }
 };
 
-// W = T (e^G * K), U = T V, Q~ = e^G * Q - S W. A warpgroup has 64 columns of keys, and of values.
+// W = M (e^G * K), U = M V, Q~ = e^G * Q - S W. A warpgroup has 64 columns of keys, and of values.
 template <int kKeyDim>
 __global__ void __launch_bounds__(ExpandTiles<kKeyDim>::kThreads) expand_kernel(const __grid_constant__ Matrix m) {
     using C = ExpandTiles<kKeyDim>;
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(ExpandTiles<kKeyDim>::kThreads) expand_kernel(
     const auto* v = static_cast<const __nv_bfloat16*>(in.v) + c.first * in.v_stride +
                     static_cast<std::int64_t>(c.head) * m.value_dim;
     const std::int64_t square = c.place * kChunk * kChunk;
-    matrix::load_triangle<C::kThreads>(start + C::kT, m.prepared.triangle + square);
-    matrix::load_triangle<C::kThreads>(start + C::kT + kPanelBytes, m.prepared.rest + square);
+    matrix::load_triangle<C::kThreads>(start + C::kM, m.prepared.triangle + square);
+    matrix::load_triangle<C::kThreads>(start + C::kM + kPanelBytes, m.prepared.rest + square);
     for (int tile = 0; tile < m.tiles; ++tile) {
         copy_rows<8, C::kThreads>(start + C::kV + tile * kPanelBytes, v + tile * 64, in.v_stride, c.rows,
                                   (m.value_dim - tile * 64) / 8, t);
@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(ExpandTiles<kKeyDim>::kThreads) expand_kernel(
     if (t < kChunk) decay[t] = m.prepared.decays[c.place * 2 * kChunk + t];
     copy_async_wait<1>();
     fence_for_wgmma();
-    __syncthreads();  // T and V
+    __syncthreads();  // M and V
 
-    std::uint32_t high[4][4];  // the warp's rows of T, then of T e^G
+    std::uint32_t high[4][4];  // the warp's rows of M, then of M e^G
     std::uint32_t rest[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-        load_a(high[step], start + C::kT, warp, step, lane);
-        load_a(rest[step], start + C::kT + kPanelBytes, warp, step, lane);
+        load_a(high[step], start + C::kM, warp, step, lane);
+        load_a(rest[step], start + C::kM + kPanelBytes, warp, step, lane);
     }
     float acc[32];
     const auto multiply_both = [&](std::uint32_t tile) {
@@ -159,10 +159,16 @@ void launch_matrix_prepare(const Matrix& m) {
     MixerShape shape = m.call.shape;
     shape.levels = 0;
     matrix::launch_prepare(shape, rows_of_batch(m), m.prepared, m.call.stream);
+}
+
+void launch_matrix_memory(const Matrix& m) {
     const auto pairs = static_cast<unsigned>(m.batch_blocks * m.heads);
     memory_kernel<<<(pairs + kMemoryWarps - 1) / kMemoryWarps, 32 * kMemoryWarps, 0, m.call.stream>>>(m);
     FENWICK_CUDA_CHECK(cudaGetLastError());
-    if (!m.linear) (m.key_dim == 64 ? launch_expand<64> : launch_expand<128>)(m);
+}
+
+void launch_matrix_expand(const Matrix& m) {
+    (m.key_dim == 64 ? launch_expand<64> : launch_expand<128>)(m);
 }
 
 }  // namespace fenwick::cuda::backward

@@ -53,12 +53,12 @@ __device__ __forceinline__ void write_lambda(const Matrix& m, const MatrixChunk&
     __syncthreads();
 }
 
-/// From pairs_of, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier; all are
-/// done with the tiles when the last thread returns.
+/// From shared.pairs, the pairs inside the chunk, shared.by_row and shared.across. All threads, after a barrier; all
+/// are done with the tiles when the last thread returns.
 template <int kKeyDim, MatrixForm kForm>
 __device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk& c,
-                                             MatrixShared<kKeyDim / 64, kForm>& shared, char* tiles, int t) {
-    float* pairs = pairs_of<kKeyDim, kForm>(shared, tiles);
+                                             MatrixShared<kKeyDim / 64, kForm>& shared, int t) {
+    float* pairs = shared.pairs;
     // Pairs (i, j) inside the chunk that cross a token, j < token <= i: prefix sums of rows, then suffix sums of
     // columns, each row and column by kEach neighbouring threads.
     constexpr int kEach = MatrixTiles<kKeyDim, kForm>::kThreads / kChunk;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void write_decays(const Matrix& m, const MatrixChunk&
     };
     float everywhere = 0.0F;
     for (int i = 0; i < 4 * (kKeyDim / 64); ++i) everywhere += shared.across[i];
-    everywhere *= shared.keep;
+    everywhere *= ChunkDecays{shared.decays}.keep();
     const float2 others = crossing_rows(make_float2(sum_panels(0, 2 * t), sum_panels(0, 2 * t + 1)),
                                         make_float2(sum_panels(1, 2 * t), sum_panels(1, 2 * t + 1)), t);
     const MixerGradients& g = m.call.gradients;

@@ -61,7 +61,7 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
     }
     copy_keys(C::kK, in.k, in.k_stride);
     copy(C::kRemoves, m.removes + c.place * m.state_elements(), Bytes<C::kKeyBytes>{});
-    matrix::load_triangle<C::kThreads>(start + C::kT, m.prepared.triangle + c.place * kChunk * kChunk);
+    matrix::load_triangle<C::kThreads>(start + C::kM, m.prepared.triangle + c.place * kChunk * kChunk);
     copy_async_commit();
     fill_shared<kKeyDim, kForm>(m, c, shared, t);
     const int count = shared.count;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void rows_of_head(const Matrix& m, const MatrixChunk&
         multiply_tiles<kOwn, kColumns, false>(solved, start + C::kValues, start + C::kV, own_first, warp, lane);
         pause(solved, shared.pairs);
         float d_v[kOwn / 2] = {};
-        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kT, start + C::kValues, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(d_v, start + C::kM, start + C::kValues, own_first, warp, lane);
         if constexpr (!kSummaries) {
             resume(scores, shared.scores, tile == 0);
             multiply_tiles<kOwn, kColumns, false>(scores, start + C::kD, start + C::kV, own_first, warp, lane);

@@ -1,6 +1,7 @@
-// What the kernels of matrix_rows.cu and matrix_rows_linear.cu keep in shared memory, and the chunk's own scores.
+// What the kernels of matrix_rows.cu keep in shared memory, and the chunk's own scores.
 #pragma once
 
+#include "kernels/cuda/backward/matrix_pairs.cuh"
 #include "kernels/cuda/backward/matrix_walk.cuh"
 #include "kernels/cuda/backward/products.cuh"
 #include "kernels/cuda/matrix_tile.cuh"
@@ -9,33 +10,29 @@ namespace fenwick::cuda::backward {
 
 inline constexpr int kPitch = kChunk + 1;
 
-/// Which gradients a kernel forms: a linear model's, all at once; a log-linear model's in two steps.
-enum class MatrixForm { kLinear, kOutputs, kSummaries };
+/// Of which step's walks a kernel forms the gradients.
+enum class MatrixForm { kOutputs, kSummaries };
 
 template <int kPanels, MatrixForm kForm>
 struct MatrixShared {
     static constexpr int kLambdas = kForm == MatrixForm::kOutputs ? kOwnLevels + kMatrixMostWalks : 1;
     static constexpr int kScores = kForm == MatrixForm::kOutputs ? kChunk * kChunk : 1;
     static constexpr int kDots = kForm == MatrixForm::kOutputs ? kMatrixMostWalks : 1;
-    static constexpr int kPairs = kForm == MatrixForm::kLinear ? 1 : kChunk * kPitch;
-    float pairs[kPairs];    // dU V^T; then [i][j]: what a pair adds, fp32; linear: lies in a tile (pairs_of)
-    float scores[kScores];  // dO V^T
+    float pairs[kChunk * kPitch];         // dU V^T; then [i][j]: what a pair adds, fp32
+    float scores[kScores];                // dO V^T
     float dots[kPanels][kDots * kChunk];  // Q~ X dO by walk that is read
     float lambda[kLambdas * kChunk];      // [level inside the chunk, then walk][row]
     float by_row[3][kPanels][kChunk];     // incoming, outgoing, beta
     float inside[kChunk];                 // pairs in the chunk that cross a token
-    float decay[kChunk];                  // e^G
-    alignas(16) float2 in_chunk[kChunk];
+    alignas(16) float decays[kDecayFloats];
     float across[4 * kPanels];
     MatrixWalk walks[kMatrixMostWalks];
     int numbers[kMatrixMostWalks];  // of the walks that take the chunk
     int count;
-    float keep;  // e^(G_C)
 };
 
 template <int kKeyDim, MatrixForm kForm>
 struct MatrixTiles {
-    static constexpr bool kLinear = kForm == MatrixForm::kLinear;
     static constexpr bool kSummaries = kForm == MatrixForm::kSummaries;  // has no Q, Q~ and S
     static constexpr int kPanels = kKeyDim / 64;
     static constexpr int kThreads = 128 * kPanels;
@@ -44,38 +41,26 @@ struct MatrixTiles {
     static constexpr int kK = kQ + (kSummaries ? 0 : kKeyBytes);
     static constexpr int kReads = kK + kKeyBytes;
     static constexpr int kRemoves = kReads + (kForm == MatrixForm::kOutputs ? kKeyBytes : 0);  // Q~: for lambda's alone
-    static constexpr int kT = kRemoves + (kLinear ? 0 : kKeyBytes);
-    static constexpr int kS = kT + kPanelBytes;
-    static constexpr int kN = kS + (kSummaries ? 0 : kPanelBytes);
-    static constexpr int kP = kN + kPanelBytes;
-    static constexpr int kWeighed = kP + (kLinear ? 0 : kPanelBytes);  // P * Lambda
-    static constexpr int kX = kWeighed + kPanelBytes;                  // then gradients of lambda, then dQ~
-    static constexpr int kDX = kX + kKeyBytes;                         // then dW
-    static constexpr int kValues = kDX + kKeyBytes;                    // V', dU; then dP, then dN * D
-    static constexpr int kDValues = kValues + kPanelBytes;             // then dT
-    static constexpr int kD = kDValues + kPanelBytes;                  // dO, then R
-    static constexpr int kV = kD + kPanelBytes;                        // then dS * D
-    /// Linear: a second set of the tiles from kX on, so that one arrives while the other is worked on.
-    static constexpr int kSetBytes = kV + kPanelBytes - kX;
-    static constexpr int kShared = kV + kPanelBytes + (kLinear ? kSetBytes : 0);
+    static constexpr int kM = kRemoves + kKeyBytes;
+    static constexpr int kS = kM + kPanelBytes;
+    static constexpr int kL = kS + (kSummaries ? 0 : kPanelBytes);
+    static constexpr int kP = kL + kPanelBytes;
+    static constexpr int kWeighed = kP + kPanelBytes;       // P * Lambda
+    static constexpr int kX = kWeighed + kPanelBytes;       // then gradients of lambda, then dQ~
+    static constexpr int kDX = kX + kKeyBytes;              // then dW
+    static constexpr int kValues = kDX + kKeyBytes;         // Z, dU; then dP, then dL * D
+    static constexpr int kDValues = kValues + kPanelBytes;  // dZ, then dM
+    static constexpr int kD = kDValues + kPanelBytes;       // dO, then R
+    static constexpr int kV = kD + kPanelBytes;             // then dS * D
+    static constexpr int kShared = kV + kPanelBytes;
     static constexpr int kBytes = 1024 + kShared + static_cast<int>(sizeof(MatrixShared<kPanels, kForm>));
 };
-static_assert(MatrixTiles<128, MatrixForm::kLinear>::kBytes <= 227 * 1024);
 static_assert(MatrixTiles<128, MatrixForm::kOutputs>::kBytes <= 227 * 1024);
 
-/// [64][kPitch]: what a pair of the chunk adds.
-template <int kKeyDim, MatrixForm kForm>
-__device__ __forceinline__ float* pairs_of(MatrixShared<kKeyDim / 64, kForm>& shared, char* tiles) {
-    using C = MatrixTiles<kKeyDim, kForm>;
-    // Linear: where P, dQ~ and dW were.
-    static_assert(!C::kLinear || kChunk * kPitch * sizeof(float) <= C::kValues - C::kP);
-    return C::kLinear ? reinterpret_cast<float*>(tiles + C::kP) : shared.pairs;
-}
-
-/// Lambda of a pair's level (1 where there is none), 0 right of the diagonal.
-template <int kPanels, MatrixForm kForm>
-__device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels, kForm>& shared, int row, int column) {
-    if constexpr (kForm != MatrixForm::kOutputs) return column <= row ? 1.0F : 0.0F;
+/// Lambda of a pair's level, 0 right of the diagonal.
+template <int kPanels>
+__device__ __forceinline__ float pair_lambda(const MatrixShared<kPanels, MatrixForm::kOutputs>& shared, int row,
+                                             int column) {
     const int level = row == column ? 0 : 32 - __clz(row ^ column);
     return column <= row ? shared.lambda[level * kChunk + row] : 0.0F;
 }
@@ -100,11 +85,12 @@ template <int kKeyDim, MatrixForm kForm>
 __device__ __forceinline__ void own_decays(const MatrixShared<kKeyDim / 64, kForm>& shared,
                                            const OwnPlaces<kKeyDim>& places,
                                            float (&decays)[OwnPlaces<kKeyDim>::kOwn / 2]) {
-    const float2 at[2] = {shared.in_chunk[places.row(0)], shared.in_chunk[places.row(2)]};
+    const float2* logs = ChunkDecays{shared.decays}.logs();
+    const float2 at[2] = {logs[places.row(0)], logs[places.row(2)]};
 #pragma unroll
     for (int i = 0; i < OwnPlaces<kKeyDim>::kOwn / 2; i += 4) {
         const int column = places.column(i);
-        const float4 from = *reinterpret_cast<const float4*>(&shared.in_chunk[column]);
+        const float4 from = *reinterpret_cast<const float4*>(logs + column);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int r = places.row(2 * half);
@@ -130,7 +116,7 @@ __device__ __forceinline__ void put_value_gradients(const Matrix& m, const Matri
     put_pairs(d_v, rows, (m.value_dim - column + 7) / 8, added);
 }
 
-/// N, and of S and T, P and P * Lambda as tiles (of the summaries' step: N alone); there after another barrier. All
+/// L, and of S and M, P and P * Lambda as tiles (of the summaries' step: L alone); there after another barrier. All
 /// threads.
 template <int kKeyDim, MatrixForm kForm>
 __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kForm>& shared,
@@ -152,41 +138,22 @@ __device__ __forceinline__ void form_scores(const MatrixShared<kKeyDim / 64, kFo
     for (int i = 0; i < kOwn / 2; i += 2) {
         const int r = places.row(i);
         const int column = places.column(i);
-        *places.pair(C::kN, r, column) =
-            pack_bf16(column < r ? kk[i] * decays[i] : 0.0F, column + 1 < r ? kk[i + 1] * decays[i + 1] : 0.0F);
+        const float2 beta = *reinterpret_cast<const float2*>(ChunkDecays{shared.decays}.beta() + column);
+        *places.pair(C::kL, r, column) = pack_bf16(column < r ? kk[i] * decays[i] * beta.x : 0.0F,
+                                                   column + 1 < r ? kk[i + 1] * decays[i + 1] * beta.y : 0.0F);
     }
     if constexpr (kForm != MatrixForm::kSummaries) {
         float p[kOwn / 2] = {};
-        multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kT, first, warp, lane);
+        multiply_tiles<kOwn, Rows::kDepth, false>(p, start + C::kS, start + C::kM, first, warp, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = places.row(i);
             const int column = places.column(i);
             *places.pair(C::kP, r, column) = pack_bf16(p[i], p[i + 1]);
-            if constexpr (kForm == MatrixForm::kOutputs) {
-                *places.pair(C::kWeighed, r, column) =
-                    pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
-            }
+            *places.pair(C::kWeighed, r, column) =
+                pack_bf16(p[i] * pair_lambda(shared, r, column), p[i + 1] * pair_lambda(shared, r, column + 1));
         }
     }
-}
-
-/// What decays of a chunk come from: threads below kChunk, one token each.
-struct ChunkDecay {
-    double before, own, end;
-};
-__device__ __forceinline__ ChunkDecay load_decay(const Matrix& m, const MatrixChunk& c, int t) {
-    if (t >= kChunk) return {};
-    const double* cumulative = m.cumulative + c.head * m.padded_rows + c.first;
-    return {c.chunk == 0 ? 0.0 : cumulative[-1], cumulative[t], cumulative[kChunk - 1]};
-}
-/// All threads; there after a barrier.
-template <int kPanels, MatrixForm kForm>
-__device__ __forceinline__ void fill_decays(const ChunkDecay& from, MatrixShared<kPanels, kForm>& shared, int t) {
-    if (t >= kChunk) return;
-    shared.in_chunk[t] = split_log2(from.own - from.before);
-    shared.decay[t] = __expf(static_cast<float>(from.own - from.before));
-    if (t == 0) shared.keep = __expf(static_cast<float>(from.end - from.before));
 }
 
 /// The walks that take the chunk, decays and lambda. All threads; `count` may be read, the rest after another barrier.
@@ -207,7 +174,9 @@ __device__ __forceinline__ void fill_shared(const Matrix& m, const MatrixChunk& 
         }
         if (t == 0) shared.count = __popc(taking);
     }
-    fill_decays(load_decay(m, c, t), shared, t);
+    const float* until = m.prepared.decays + c.place * 2 * kChunk;
+    const float* gates = m.prepared.gates + c.place * 4 * kChunk;
+    for (int i = t; i < kDecayFloats; i += kThreads) shared.decays[i] = i < kChunk ? until[i] : gates[i - kChunk];
     __syncthreads();
     const int count = shared.count;
     if constexpr (kForm == MatrixForm::kOutputs) {

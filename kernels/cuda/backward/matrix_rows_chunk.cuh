@@ -10,7 +10,7 @@ template <int kKeyDim>
 struct MatrixSums {
     float d_reads[32] = {};                           // dQ~, columns [64 panel, + 64)
     float d_removes[32] = {};                         // dW
-    float d_keys[32] = {};                            // e^(G_C - G) * dK^
+    float d_keys[32] = {};                            // dK^
     float scores[OwnPlaces<kKeyDim>::kOwn / 2] = {};  // dO V^T
     float solved[OwnPlaces<kKeyDim>::kOwn / 2] = {};  // dU V^T
     float across = 0.0F;                              // <dX', X>
@@ -48,7 +48,8 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     across = sum_warp(across);
     if (lane == 0) shared.across[t / 32] = across;
 
-    if constexpr (kForm == MatrixForm::kOutputs) {
+    const ChunkDecays decays_at{shared.decays};
+    if constexpr (!kSummaries) {
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
@@ -60,7 +61,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         write_lambda<kKeyDim>(m, c, shared, reinterpret_cast<float*>(aligned + C::kX), t);
     }
 
-    float pairs[kOwn / 2] = {};  // dS * S + dN * N
+    float pairs[kOwn / 2] = {};  // dS * S + dL * L
     if constexpr (!kSummaries) {
         // dQ~ and dP as tiles; dW -= S^T dQ~; of dS S * dS and D * dS are wanted.
         store_tile(d_reads, aligned + C::kX + panel * kPanelBytes, row, lane);
@@ -76,31 +77,15 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         multiply_group<kDepth, true, false>(part, start + C::kS, start + C::kX + panel * kPanelBytes, warp, lane);
 #pragma unroll
         for (int i = 0; i < 32; ++i) d_removes[i] -= part[i];
-        // dS = dP T^T - dQ~ W^T; linear: (dP - (dQ~ K^T) * e^G by columns) T^T.
+        // dS = dP M^T - dQ~ W^T.
         float removed[kOwn / 2] = {};
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
             multiply_tiles<kOwn, kColumns, false>(removed, start + C::kX + i * kPanelBytes,
-                                                  start + (C::kLinear ? C::kK : C::kRemoves) + i * kPanelBytes,
-                                                  own_first, warp, lane);
-        }
-        if constexpr (C::kLinear) {
-#pragma unroll
-            for (int i = 0; i < kOwn / 2; i += 2) {
-                const int r = own_row(i);
-                const int column = own_column(i);
-                const float p0 = column <= r ? scores[i] : 0.0F;
-                const float p1 = column < r ? scores[i + 1] : 0.0F;
-                *pair_at(C::kDValues, r, column) =
-                    pack_bf16(p0 - removed[i] * shared.decay[column], p1 - removed[i + 1] * shared.decay[column + 1]);
-                removed[i] = 0.0F;
-                removed[i + 1] = 0.0F;
-            }
-            written();
+                                                  start + C::kRemoves + i * kPanelBytes, own_first, warp, lane);
         }
         float d_s[kOwn / 2] = {};
-        multiply_tiles<kOwn, kColumns, false>(d_s, start + (C::kLinear ? C::kDValues : C::kValues), start + C::kT,
-                                              own_first, warp, lane);
+        multiply_tiles<kOwn, kColumns, false>(d_s, start + C::kValues, start + C::kM, own_first, warp, lane);
         multiply_tiles<kOwn, kDepth, true>(solved, start + C::kS, start + C::kValues, own_first, warp, lane);
         float decays[kOwn / 2];
         own_decays<kKeyDim, kForm>(shared, places, decays);
@@ -118,7 +103,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     }
     store_tile(d_removes, aligned + C::kDX + panel * kPanelBytes, row, lane);
     written();  // dW and dS * D; dP has been read
-    {           // dT
+    {           // dM
         float by_key[kOwn / 2] = {};
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
@@ -129,7 +114,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         for (int i = 0; i < kOwn / 2; ++i) {
             const int r = own_row(i);
             const int column = own_column(i & ~1) + (i & 1);
-            solved[i] = column <= r ? fmaf(by_key[i], shared.decay[column], solved[i]) : 0.0F;
+            solved[i] = column <= r ? fmaf(by_key[i], decays_at.until()[column], solved[i]) : 0.0F;
         }
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
@@ -137,53 +122,40 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
         }
     }
     float d_k[32];
-    multiply_group<kDepth, true, false>(d_k, start + C::kT, start + C::kDX + panel * kPanelBytes, warp, lane);
+    multiply_group<kDepth, true, false>(d_k, start + C::kM, start + C::kDX + panel * kPanelBytes, warp, lane);
     written();
     {  // R
         float r_tile[kOwn / 2] = {};
-        multiply_tiles<kOwn, kDepth, true>(r_tile, start + C::kT, start + C::kDValues, own_first, warp, lane);
+        multiply_tiles<kOwn, kDepth, true>(r_tile, start + C::kM, start + C::kDValues, own_first, warp, lane);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             *pair_at(C::kD, own_row(i), own_column(i)) = pack_bf16(r_tile[i], r_tile[i + 1]);
         }
     }
     written();
-    float* added_by_pairs = pairs_of<kKeyDim, kForm>(shared, aligned);
-    {  // dN, and beta
-        float d_n[kOwn / 2] = {};
-        float less[kOwn / 2] = {};
-        float z[kOwn / 2] = {};
-        multiply_tiles<kOwn, kColumns, false>(d_n, start + C::kD, start + C::kT, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, true>(less, start + C::kN, start + C::kD, own_first, warp, lane);
-        multiply_tiles<kOwn, kDepth, false>(z, start + C::kN, start + C::kT, own_first, warp, lane);
-        float beta[2] = {};
+    {  // dL
+        float d_l[kOwn / 2] = {};
+        multiply_tiles<kOwn, kColumns, false>(d_l, start + C::kD, start + C::kM, own_first, warp, lane);
         float decays[kOwn / 2];
         own_decays<kKeyDim, kForm>(shared, places, decays);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = own_row(i);
             const int column = own_column(i);
-            const float n0 = column < r ? -d_n[i] : 0.0F;
-            const float n1 = column + 1 < r ? -d_n[i + 1] : 0.0F;
-            const std::uint32_t n = *pair_at(C::kN, r, column);
-            added_by_pairs[r * kPitch + column] = fmaf(n0, low_bf16(n), column < r ? pairs[i] : 0.0F);
-            added_by_pairs[r * kPitch + column + 1] = fmaf(n1, high_bf16(n), column + 1 < r ? pairs[i + 1] : 0.0F);
-            *pair_at(C::kValues, r, column) = pack_bf16(n0 * decays[i], n1 * decays[i + 1]);
-            float& sum = beta[(i & 2) / 2];
-            sum = fmaf(solved[i] - less[i], (column == r ? 1.0F : 0.0F) - z[i], sum);
-            sum = fmaf(solved[i + 1] - less[i + 1], (column + 1 == r ? 1.0F : 0.0F) - z[i + 1], sum);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float sum = sum_quad(beta[half]);
-            if (lane % 4 == 0) shared.by_row[2][panel][row + 8 * half] = sum;
+            const float l0 = column < r ? -d_l[i] : 0.0F;
+            const float l1 = column + 1 < r ? -d_l[i + 1] : 0.0F;
+            const std::uint32_t l = *pair_at(C::kL, r, column);
+            shared.pairs[r * kPitch + column] = fmaf(l0, low_bf16(l), column < r ? pairs[i] : 0.0F);
+            shared.pairs[r * kPitch + column + 1] = fmaf(l1, high_bf16(l), column + 1 < r ? pairs[i + 1] : 0.0F);
+            *pair_at(C::kValues, r, column) = pack_bf16(l0 * decays[i], l1 * decays[i + 1]);
         }
     }
-    // dQ = e^G dQ~ and dK = e^G T^T dW + e^(G_C - G) dK^, with their products with q and k: what crosses tokens.
+    // e^G dQ~, e^G M^T dW and e^(G_C - G) dK^, with their products with q and k: what crosses tokens.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int r = row + 8 * half;
-        const float decay = shared.decay[r];
+        const float decay = decays_at.until()[r];
+        const float to_end = decays_at.writes()[r];
         float incoming = 0.0F;
         float outgoing = 0.0F;
 #pragma unroll
@@ -197,26 +169,61 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
                 const float own_k = e == 0 ? low_bf16(k) : high_bf16(k);
                 d_reads[at] *= decay;
                 d_k[at] *= decay;
+                d_keys[at] *= to_end;
                 incoming = fmaf(e == 0 ? low_bf16(q) : high_bf16(q), d_reads[at], incoming);
                 incoming = fmaf(own_k, d_k[at], incoming);
                 outgoing = fmaf(own_k, d_keys[at], outgoing);
-                d_k[at] += d_keys[at];
             }
         }
         incoming = sum_quad(incoming);
         outgoing = sum_quad(outgoing);
         if (lane % 4 == 0) {
             shared.by_row[0][panel][r] = incoming;
-            shared.by_row[1][panel][r] = outgoing;
+            shared.by_row[1][panel][r] = decays_at.beta()[r] * outgoing;
         }
     }
     written();
     const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
-    multiply_group<kDepth, false, true>(d_k, start + C::kValues, keys, warp, lane);
-    multiply_group<kDepth, true, true>(d_k, start + C::kValues, keys, warp, lane);
+    // What is read takes keys times beta, what is written gives beta its gradient: A of matrix.h.
+    const auto add_weighed = [&](float(&sum)[32], int tile) {
+        std::uint32_t a[4][4];
+        load_fragments<false>(a, start + tile, warp, lane);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 f =
+                    *reinterpret_cast<const float2*>(decays_at.beta() + 16 * step + 8 * (i / 2) + lane % 4 * 2);
+                a[step][i] = pack_bf16(low_bf16(a[step][i]) * f.x, high_bf16(a[step][i]) * f.y);
+            }
+        }
+        issue_product<4, kDepth, true>(sum, a, keys, lane);
+        product_commit();
+        product_wait<0>();
+        product_done(sum);
+    };
+    add_weighed(d_k, C::kValues);
+    multiply_group<kDepth, true, true>(d_keys, start + C::kValues, keys, warp, lane);
     if constexpr (!kSummaries) {
-        multiply_group<kDepth, false, true>(d_reads, start + C::kV, keys, warp, lane);
-        multiply_group<kDepth, true, true>(d_k, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
+        add_weighed(d_reads, C::kV);
+        multiply_group<kDepth, true, true>(d_keys, start + C::kV, start + C::kQ + panel * kPanelBytes, warp, lane);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + 8 * half;
+        const float beta = decays_at.beta()[r];
+        float dot = 0.0F;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const std::uint32_t k = *pair_at(C::kK + panel * kPanelBytes, r, 8 * j + lane % 4 * 2);
+            const int at = 4 * j + 2 * half;
+            dot = fmaf(low_bf16(k), d_keys[at], dot);
+            dot = fmaf(high_bf16(k), d_keys[at + 1], dot);
+            d_k[at] = fmaf(beta, d_keys[at], d_k[at]);
+            d_k[at + 1] = fmaf(beta, d_keys[at + 1], d_k[at + 1]);
+        }
+        dot = sum_quad(dot);
+        if (lane % 4 == 0) shared.by_row[2][panel][r] = dot;
     }
     const auto store = [&](const float(&x)[32], float* to, std::int64_t stride) {
         float* const first = to + (c.first + row) * stride + key_column + panel * 64 + lane % 4 * 2;
@@ -226,7 +233,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     if (!kSummaries) store(d_reads, g.q, g.q_stride);
     store(d_k, g.k, g.k_stride);
 
-    write_decays<kKeyDim, kForm>(m, c, shared, aligned, t);
+    write_decays<kKeyDim, kForm>(m, c, shared, t);
 }
 
 }  // namespace fenwick::cuda::backward

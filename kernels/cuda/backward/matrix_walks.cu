@@ -1,4 +1,4 @@
-// X and V' of every chunk of a log-linear model's walks, forward, then dX' and -dV', back: one thread block for 64
+// X and Z of every chunk of a log-linear model's walks, forward, then dX' and -dZ, back: one thread block for 64
 // columns of a walk of one block and head, back also for twice as many, which share K, W and Q~; the state in
 // registers.
 #include <algorithm>
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
     constexpr int kPanels = C::kPanels;
     constexpr int kOwn = 64 / kPanels;  // columns of a 64 x 64 product that a warp forms
     extern __shared__ char memory[];
-    __shared__ float to_end[2][kChunk];
+    __shared__ float writes[2][kChunk];  // b e^(G_C - G)
     const std::uint32_t start = (shared_address(memory) + 1023U) & ~1023U;
     char* aligned = memory + (start - shared_address(memory));
     const int t = static_cast<int>(threadIdx.x);
@@ -65,7 +65,6 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
     const int steps = end_chunk - walk.first_chunk;
     const MixerInputs& in = m.call.inputs;
     const std::int64_t key_column = static_cast<std::int64_t>(head / m.heads_per_key) * kKeyDim;
-    const double* cumulative = m.cumulative + head * m.padded_rows + (m.batch_block + in_batch) * kBlockTokens;
 
     // From the first chunk on, or from the last one back.
     const auto chunk_at = [&](int step) { return kBack ? end_chunk - 1 - step : walk.first_chunk + step; };
@@ -101,12 +100,12 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
     load(0);
     // Decays come a step ahead too.
     struct Decays {
-        double before, own, end;
+        float keep, write;
     };
     const auto decays_of = [&](int step) {
-        const int chunk = chunk_at(min(step, steps - 1));
-        const double* g = cumulative + chunk * kChunk;
-        return Decays{chunk == 0 ? 0.0 : g[-1], g[t % kChunk], g[kChunk - 1]};
+        const std::int64_t at = (first_chunk + chunk_at(min(step, steps - 1))) * m.heads + head;
+        const float* decays = m.prepared.decays + at * 2 * kChunk;
+        return Decays{decays[kChunk - 1], decays[kChunk + t % kChunk]};
     };
     Decays next = decays_of(0);
 
@@ -134,8 +133,7 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
         }
         const std::uint32_t stage = start + step % 2 * C::kStageBytes;
         char* stage_at = aligned + step % 2 * C::kStageBytes;
-        const float keep = __expf(static_cast<float>(decays.end - decays.before));
-        if (t < kChunk) to_end[step % 2][t] = __expf(static_cast<float>(decays.end - decays.own));
+        if (t < kChunk) writes[step % 2][t] = decays.write;
         const std::int64_t place = walk_place(m, first_chunk + chunk, number, head, tile);
         store_tile(state, aligned + C::kState + side * C::kKeyBytes, 64 * panel + row, lane);
         if (live) {
@@ -171,27 +169,28 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
                                                       start + C::kState + side * C::kKeyBytes + i * kPanelBytes,
                                                       panel * kOwn, warp, lane);
         }
-        const bool writes = !kBack && walk.writes_at(chunk);
+        const bool writing = !kBack && walk.writes_at(chunk);
 #pragma unroll
         for (int i = 0; i < kOwn / 2; i += 2) {
             const int r = row + (i & 2) * 4;
             const int piece = panel * kOwn / 8 + i / 4;
-            float x0 = -values[i];
-            float x1 = -values[i + 1];
-            if (writes) {
-                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(
-                    stage_at + C::kValues + side * kPanelBytes + tile_offset(r, piece) + lane % 4 * 4);
-                x0 += low_bf16(own);
-                x1 += high_bf16(own);
+            const std::uint32_t in_tile = side * kPanelBytes + tile_offset(r, piece) + lane % 4 * 4;
+            values[i] = -values[i];
+            values[i + 1] = -values[i + 1];
+            if (writing) {
+                const std::uint32_t own = *reinterpret_cast<const std::uint32_t*>(stage_at + C::kValues + in_tile);
+                values[i] += low_bf16(own);
+                values[i + 1] += high_bf16(own);
             }
-            *reinterpret_cast<std::uint32_t*>(aligned + C::kOut + side * kPanelBytes + tile_offset(r, piece) +
-                                              lane % 4 * 4) =
-                pack_bf16(x0 * to_end[step % 2][r], x1 * to_end[step % 2][r]);
+            const float write = writes[step % 2][r];
+            *reinterpret_cast<std::uint32_t*>(aligned + C::kOut + in_tile) =
+                pack_bf16(values[i] * write, values[i + 1] * write);
         }
+        if (!kBack && live) store_tile(values, m.values + place * kChunk * kChunk, row, lane, panel * kOwn / 8);
         fence_for_wgmma();
         __syncthreads();
 #pragma unroll
-        for (float& x : state) x *= keep;
+        for (float& x : state) x *= decays.keep;
         issue_transposed_product(state, stage + (kBack ? C::kW : C::kK) + panel * kPanelBytes,
                                  start + C::kOut + side * kPanelBytes, warp, lane);
         if (kBack && walk.reads_at(chunk)) {
@@ -199,8 +198,8 @@ __global__ void __launch_bounds__(WalkTiles<kKeyDim, kBack, kSides>::kThreads, k
                                      stage + C::kValues + side * kPanelBytes, warp, lane);
         }
         product_commit();
-        if (live) {
-            auto* to = reinterpret_cast<uint4*>((kBack ? m.d_values : m.values) + place * kChunk * kChunk);
+        if (kBack && live) {
+            auto* to = reinterpret_cast<uint4*>(m.d_values + place * kChunk * kChunk);
             for (int i = t % C::kSideThreads; i < kPanelBytes / 16; i += C::kSideThreads) {
                 to[i] = reinterpret_cast<const uint4*>(aligned + C::kOut + side * kPanelBytes)[i];
             }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_stage(const Matrix& m, Stage<kKeyDim, kBack
     }
 }
 
-// y += r M for a tile M [64, 64], inside a group of products.
+// y += r B for a tile B [64, 64], inside a group of products.
 __device__ __forceinline__ void add_columns(const std::uint32_t (&r)[4][4], const unsigned char* tile, float (&y)[32]) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -67,16 +67,15 @@ __device__ __forceinline__ void add_columns(const std::uint32_t (&r)[4][4], cons
     }
 }
 
-// dX' of the chunk's end becomes dX of its start. `keep_values` gets -dV'^T.
-template <int kKeyDim, class Meanwhile, class Keep>
+// dX' of the chunk's end becomes dX of its start. `see_values` gets -dV^T while the last products run.
+template <int kKeyDim, class Meanwhile, class SeeValues>
 __device__ __forceinline__ void step_back(Columns<kKeyDim>& x, const Stage<kKeyDim, true>& stage, const float* decays,
-                                          int warp, const Meanwhile& meanwhile, const Keep& keep_values) {
+                                          int warp, const Meanwhile& meanwhile, const SeeValues& see_values) {
     const std::uint32_t keys = matrix::shared_address(stage.keys);
     float y[32];
     matrix::read_state<kKeyDim>(x, keys, y, meanwhile);
     matrix::scale_tokens(y, decays + kChunk);
     matrix::negate(y);
-    keep_values(y);
     std::uint32_t d_out[4][4];
     std::uint32_t a[4][4];
 #pragma unroll
@@ -87,7 +86,7 @@ __device__ __forceinline__ void step_back(Columns<kKeyDim>& x, const Stage<kKeyD
         for (int i = 0; i < 4; ++i) a[step][i] = d_out[step][i] ^ 0x80008000U;  // -dO
     }
     matrix::products_begin(y);
-    add_columns(a, stage.scores, y);  // -(dV' + S^T dO)
+    add_columns(a, stage.scores, y);  // -dZ
     matrix::products_commit();
     const int pair = 2 * (static_cast<int>(threadIdx.x) % 4);
 #pragma unroll
@@ -112,15 +111,36 @@ __device__ __forceinline__ void step_back(Columns<kKeyDim>& x, const Stage<kKeyD
     matrix::products_commit();
     matrix::products_wait<1>();
     matrix::keep(y);
-    matrix::scale_tokens(y, decays);
-    matrix::pack_tokens(y, a);
+    matrix::pack_tokens(y, decays, a);
     matrix::products_fence();
     matrix::add_to_state<kKeyDim>(x, a, keys);
-    matrix::products_end(x);
+    matrix::products_commit();
+    see_values(y);
+    matrix::products_wait<0>();
+    matrix::keep(x);
 }
 
-// kKept: X, or dX', and the values of every chunk are written. Else the gradient of what enters the block is, of its
-// own outputs alone.
+// The gradient of v from -dV^T [16 columns from `column` on, 64].
+__device__ __forceinline__ void put_value_gradients(const Matrix& m, const MatrixChunk& c, const float (&y)[32],
+                                                    int column, int lane) {
+    const MixerGradients& g = m.call.gradients;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int own = column + lane / 4 + 8 * half;
+        if (own >= m.value_dim) continue;
+        const int token = lane % 4 * 2;
+        float* to = g.v + (c.first + token) * g.v_stride + static_cast<std::int64_t>(c.head) * m.value_dim + own;
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (8 * n + token < c.rows) to[0] = -y[4 * n + 2 * half];
+            if (8 * n + token + 1 < c.rows) to[g.v_stride] = -y[4 * n + 2 * half + 1];
+            to += 8 * g.v_stride;
+        }
+    }
+}
+
+// kKept: X and Z, or dX', dV and the gradient of v, of every chunk are written. Else the gradient of what enters the
+// block is, of its own outputs alone.
 template <int kKeyDim, bool kBack, bool kKept>
 __global__ void __launch_bounds__(kThreads, 2) walks_kernel(const __grid_constant__ Matrix m) {
     extern __shared__ __align__(1024) unsigned char raw[];
@@ -176,16 +196,17 @@ __global__ void __launch_bounds__(kThreads, 2) walks_kernel(const __grid_constan
         matrix::publish_shared();
         __syncthreads();  // the chunk is there, and everyone is done with the one before it
         const auto load_next = [&] { load(step + 1); };
-        const auto keep_values = [&](const float(&y)[32]) {
+        const auto see_values = [&](const float(&y)[32]) {
             if constexpr (kKept) store_tile(y, (kBack ? m.d_values : m.values) + number * kChunk * kChunk, row, lane);
+            if constexpr (kKept && kBack) put_value_gradients(m, chunk_at(step), y, first_column, lane);
         };
         if constexpr (kBack) {
-            step_back<kKeyDim>(x, s.stages[step % 2], s.decays[step % 2], warp, load_next, keep_values);
+            step_back<kKeyDim>(x, s.stages[step % 2], s.decays[step % 2], warp, load_next, see_values);
         } else {
             const auto& stage = s.stages[step % 2];
             matrix::step_state<kKeyDim>(x, matrix::shared_address(stage.keys), matrix::shared_address(stage.rows),
                                         matrix::shared_address(stage.triangle), s.decays[step % 2], warp, load_next,
-                                        keep_values);
+                                        see_values);
         }
     }
     if constexpr (!kKept) {

@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "core/cuda/check.h"
 #include "core/errors.h"
 #include "core/fenwick.h"
@@ -28,6 +31,7 @@ struct Layout {
     Diagonal diagonal;
     Matrix matrix;
     PlainWorkspace plain;
+    std::optional<matrix::Kept> kept;  // of linear matrix models: the workspace starts with the forward pass's
     std::size_t bytes = 0;
 
     /// Linear models of these: the second step forms the gradients of all rows, those of an open block too, from dS
@@ -40,20 +44,26 @@ struct Layout {
 Layout lay_out(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block, void* memory) {
     Carver carver{static_cast<unsigned char*>(memory)};
     Layout layout;
-    layout.tree = make_tree(shape, rows, first_block, carver);
     layout.has_scalar = has_scalar_kernels(shape, operand, rows, first_block);
     layout.has_diagonal = has_diagonal_kernels(shape, operand, rows, first_block);
     layout.has_matrix = has_matrix_kernels(shape, operand, rows, first_block);
+    if (layout.has_matrix && !shape.log_linear()) {
+        layout.kept = matrix::kept_in(shape, operand, rows, first_block, memory);
+        carver.take<unsigned char>(
+            static_cast<std::int64_t>(matrix_workspace_bytes(shape, operand, rows, first_block)));
+    }
+    const matrix::Kept* kept = layout.kept ? &*layout.kept : nullptr;
+    layout.tree = make_tree(shape, rows, first_block, kept, carver);
     if (layout.has_scalar) {
         layout.scalar = make_scalar(shape, rows, layout.tree.slots, carver);
     } else if (layout.has_diagonal) {
         layout.diagonal = make_diagonal(shape, rows, layout.tree.slots, carver);
     } else if (layout.has_matrix) {
-        layout.matrix = make_matrix(shape, rows, layout.tree.slots, carver);
+        layout.matrix = make_matrix(shape, rows, layout.tree.slots, kept, carver);
     } else {
         layout.plain = make_plain_workspace(shape, rows, carver);
     }
-    layout.bytes = carver.used;
+    layout.bytes = std::max(carver.used, mixer_workspace_bytes(shape, operand, rows, first_block));
     return layout;
 }
 
@@ -125,18 +135,18 @@ std::size_t mixer_backward_workspace_bytes(const MixerShape& shape, Operand oper
 }
 
 void mixer_outputs_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
-                            std::int64_t first_block, std::span<const EnteringNode> entering,
-                            const float* block_summaries, const void* d_out, std::int64_t d_out_stride,
-                            const MixerGradients& gradients, std::span<float* const> d_entering,
-                            float* d_block_summaries, void* workspace, cudaStream_t stream) {
-    const Call call{shape, operand, inputs, first_block, d_out, d_out_stride, gradients, stream};
+                            std::int64_t first_block, std::span<const EnteringNode> entering, const ShardNodes& nodes,
+                            const void* d_out, std::int64_t d_out_stride, const MixerGradients& gradients,
+                            std::span<float* const> d_entering, float* d_block_summaries, bool after_outputs,
+                            void* workspace, cudaStream_t stream) {
+    const Call call{shape, operand, inputs, first_block, d_out, d_out_stride, gradients, stream, after_outputs};
     check_shape(call);
     check_gradients(call);
     check_entering(call, entering, d_entering);
     if (inputs.rows == 0) return;
     Layout layout = lay_out(shape, operand, inputs.rows, first_block, workspace);
-    set_nodes(layout.tree, entering, block_summaries, d_entering, d_block_summaries);
-    launch_enter(layout.tree, stream);
+    set_nodes(layout.tree, entering, nodes, d_entering, d_block_summaries);
+    if (!layout.kept || !after_outputs) launch_enter(layout.tree, stream);
     if (layout.has_scalar) {
         launch_scalar_outputs(layout.scalar, call, layout.tree);
     } else if (layout.has_diagonal) {

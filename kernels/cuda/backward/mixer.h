@@ -37,22 +37,24 @@ struct MixerGradients {
 };
 
 /// Bytes of device workspace that each of the two calls below needs (256-byte aligned) for a shard of `rows` rows that
-/// starts at block `first_block` of its document. Both get the same memory, and between them nobody writes to it: the
-/// second uses what the first has formed.
+/// starts at block `first_block` of its document; at least mixer_workspace_bytes. Both get the same memory, and between
+/// them nobody writes to it: the second uses what the first has formed.
 [[nodiscard]] std::size_t mixer_backward_workspace_bytes(const MixerShape& shape, Operand operand, std::int64_t rows,
                                                          std::int64_t first_block);
 
 /// Of mixer_outputs with the same arguments: d_out [rows, heads * d_v] of the operand type, rows `d_out_stride`
 /// elements apart. What `gradients` held does not count; they are whole after the second call. d_entering (a host list
 /// of device pointers, one packed layer summary for each entering node) and d_block_summaries (as many as
-/// `block_summaries` has to have) are added to, laid out as kernels/backward/summary.h says; of linear diagonal and
-/// matrix models on the matrix units dS alone: what comes after a block depends on its summary only by the state that
-/// leaves it, whose gradient dS is. The same bits in every run. Throws as mixer_outputs does.
+/// `nodes.blocks` has to have) are added to, laid out as kernels/backward/summary.h says; of linear diagonal and matrix
+/// models on the matrix units dS alone: what comes after a block depends on its summary only by the state that leaves
+/// it, whose gradient dS is. `after_outputs`: mixer_outputs was called for the same inputs with the same workspace,
+/// which still holds what it left there: the same bits, of linear matrix models with less work. The same bits in every
+/// run. Throws as mixer_outputs does.
 void mixer_outputs_backward(const MixerShape& shape, Operand operand, const MixerInputs& inputs,
-                            std::int64_t first_block, std::span<const EnteringNode> entering,
-                            const float* block_summaries, const void* d_out, std::int64_t d_out_stride,
-                            const MixerGradients& gradients, std::span<float* const> d_entering,
-                            float* d_block_summaries, void* workspace, cudaStream_t stream);
+                            std::int64_t first_block, std::span<const EnteringNode> entering, const ShardNodes& nodes,
+                            const void* d_out, std::int64_t d_out_stride, const MixerGradients& gradients,
+                            std::span<float* const> d_entering, float* d_block_summaries, bool after_outputs,
+                            void* workspace, cudaStream_t stream);
 
 /// Of mixer_block_summaries for a shard's first `blocks` whole blocks: d_summaries [blocks][summary_floats(shape)].
 /// Call it after mixer_outputs_backward with the same arguments, with no blocks too. Of block 0 of a document, and of

@@ -221,8 +221,8 @@ void launch_plain_outputs(const Call& call, const Tree& tree, const PlainWorkspa
     with_operand(call.operand, [&](auto tag) {
         using T = typename decltype(tag)::Type;
         in_batches<T>(call, workspace, tree.blocks, false, [&](Params<T>& p, std::int64_t blocks) {
-            p.states = tree.states + tree.place(0);
-            p.d_states = tree.d_states + tree.place(0);
+            p.states = tree.entered_by(0);
+            p.d_states = tree.d_entered_by(0);
             p.slots = tree.slots;
             const std::int64_t warps = blocks * kBlockTokens * call.shape.heads;
             own_kernel<T>

@@ -21,6 +21,14 @@ int heads_of_part(const MixerShape& shape, std::int64_t chunks) {
     return static_cast<int>(best);
 }
 
+// each_batch after the cumulative log decays of the whole shard.
+template <class Body>
+void in_batches(const Scalar& plan, const Call& call, std::int64_t blocks, const Body& body) {
+    check_alignment(call);
+    launch_cumulative(call, plan.padded_rows, plan.cumulative);
+    each_batch(plan, call, blocks, body);
+}
+
 }  // namespace
 
 bool has_scalar_kernels(const MixerShape& shape, Operand operand, std::int64_t rows, std::int64_t first_block) {
@@ -57,9 +65,9 @@ void launch_scalar_outputs(const Scalar& plan, const Call& call, const Tree& tre
         launch_clear(g.k, g.k_stride, call.inputs.rows, columns, call.stream);
     }
     in_batches(plan, call, tree.blocks, [&](Scalar& s) {
-        s.d_entering = tree.d_states + tree.place(s.batch_block);
+        s.d_entering = tree.d_entered_by(s.batch_block);
         if (tree.first_block + tree.blocks > 1) {
-            launch_state_tiles(s, tree.states + tree.place(s.batch_block), call.shape.key_dim * call.shape.value_dim,
+            launch_state_tiles(s, tree.entered_by(s.batch_block), call.shape.key_dim * call.shape.value_dim,
                                s.batch_blocks * s.slots);
         }
         launch_nodes(s);

@@ -19,8 +19,8 @@ constexpr int kThreads = 256;
 /// The positions of one number of trailing zeros, as the kernels see them.
 struct Level {
     HeadSizes sizes;
-    Nodes<const float> nodes;
-    Nodes<float> gradients;
+    matrix::Nodes nodes;
+    NodeGradients gradients;
     float* states;
     float* d_states;
     std::int64_t first_block;
@@ -56,7 +56,7 @@ __device__ Step step_of(const Level& level, unsigned number, int head) {
     s.slots = s.parent == 0 ? 0 : level.linear ? 1 : __popcll(static_cast<unsigned long long>(s.parent));
     const std::int64_t index = (s.position >> level.bit) - 1;
     const std::int64_t at = head * (level.sizes.transition + level.sizes.state);
-    s.a = level.nodes.find(level.bit, index) + at;
+    s.a = matrix::find_node(level.nodes, level.bit, index) + at;
     s.gradient = level.gradients.find(level.bit, index);
     s.gradient = s.gradient == nullptr ? nullptr : s.gradient + at;
     s.slot = level.sizes.heads * level.sizes.state;
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kProductThreads)
     const int child = level.bit - 1;
     // Of a node that starts the document nobody reads A.
     combine_matrix_backward(
-        level.sizes, blockIdx.x % tiles, of_state, level.nodes.find(child, 2 * index) + head,
-        level.nodes.find(child, 2 * index + 1) + head, level.gradients.find(level.bit, index) + head,
+        level.sizes, blockIdx.x % tiles, of_state, matrix::find_node(level.nodes, child, 2 * index) + head,
+        matrix::find_node(level.nodes, child, 2 * index + 1) + head, level.gradients.find(level.bit, index) + head,
         level.gradients.find(child, 2 * index) + head, level.gradients.find(child, 2 * index + 1) + head, index != 0);
 }
 
@@ -168,19 +168,6 @@ std::int64_t last_block(const Tree& tree) {
 
 std::int64_t formed_nodes(const Tree& tree, int bit) {
     return (last_block(tree) >> bit) - (tree.first_block >> bit);
-}
-
-// The tree's nodes as the forward pass has them.
-matrix::Nodes forward_nodes(const Tree& tree) {
-    static_assert(kMaxBits <= matrix::kMaxBits);
-    matrix::Nodes nodes;
-    nodes.first_block = tree.first_block;
-    nodes.last_block = last_block(tree);
-    nodes.layer = tree.nodes.layer;
-    nodes.blocks = tree.nodes.blocks;
-    std::ranges::copy(tree.nodes.entering, nodes.entering);
-    std::ranges::copy(tree.nodes.formed, nodes.formed);
-    return nodes;
 }
 
 int top_bit(const Tree& tree) {
@@ -237,7 +224,8 @@ int Tree::slots_of(std::int64_t block) const {
     return shape.log_linear() ? std::popcount(static_cast<std::uint64_t>(z)) : 1;
 }
 
-Tree make_tree(const MixerShape& shape, std::int64_t rows, std::int64_t first_block, Carver& carver) {
+Tree make_tree(const MixerShape& shape, std::int64_t rows, std::int64_t first_block, const matrix::Kept* kept,
+               Carver& carver) {
     Tree tree;
     tree.shape = shape;
     tree.first_block = first_block;
@@ -245,25 +233,30 @@ Tree make_tree(const MixerShape& shape, std::int64_t rows, std::int64_t first_bl
     tree.entering = std::popcount(static_cast<std::uint64_t>(first_block));
     for (std::int64_t b = 0; b < tree.blocks; ++b) tree.slots = std::max(tree.slots, tree.slots_of(b));
     if (last_block(tree) >> kMaxBits != 0) throw InternalError("mixer_outputs_backward: a document of too many blocks");
-    for (auto [first, layer] : {std::pair{&tree.nodes.first_block, &tree.nodes.layer},
-                                std::pair{&tree.gradients.first_block, &tree.gradients.layer}}) {
-        *first = first_block;
-        *layer = summary_floats(shape);
-    }
+    if (kept != nullptr) tree.nodes = kept->nodes;
+    tree.nodes.first_block = tree.gradients.first_block = first_block;
+    tree.nodes.last_block = last_block(tree);
+    tree.nodes.layer = tree.gradients.layer = summary_floats(shape);
     for (int bit = 1; bit <= top_bit(tree); ++bit) {
         const std::int64_t floats = formed_nodes(tree, bit) * summary_floats(shape);
-        tree.nodes.formed[bit] = carver.take<float>(floats);
+        if (kept == nullptr) tree.nodes.formed[bit] = carver.take<float>(floats);
         tree.gradients.formed[bit] = carver.take<float>(floats);
     }
-    const std::int64_t states = (tree.entering + tree.blocks) * tree.slots * tree.slot_floats();
-    tree.states = carver.take<float>(states);
+    const std::int64_t before = tree.entering * tree.slots * tree.slot_floats();
+    const std::int64_t states = before + tree.blocks * tree.slots * tree.slot_floats();
+    if (kept == nullptr) {
+        tree.states = carver.take<float>(states);
+        tree.entered = tree.states == nullptr ? nullptr : tree.states + before;
+    } else {
+        tree.entered = kept->entering;
+    }
     tree.d_states = carver.take<float>(states);
     return tree;
 }
 
-void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const float* blocks,
+void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const ShardNodes& nodes,
                std::span<float* const> d_entering, float* d_blocks) {
-    tree.nodes.blocks = blocks;
+    matrix::place_nodes(nodes, tree.nodes);
     tree.gradients.blocks = d_blocks;
     for (std::size_t i = 0; i < entering.size(); ++i) {
         tree.nodes.entering[entering[i].bit] = entering[i].summary;
@@ -272,7 +265,13 @@ void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const float* 
 }
 
 void launch_enter(const Tree& tree, cudaStream_t stream) {
-    matrix::form_nodes(tree.shape, forward_nodes(tree), stream);
+    matrix::form_nodes(tree.shape, tree.nodes, stream);
+    if (tree.states == nullptr) {
+        if (last_block(tree) > 0) {
+            matrix::launch_enter(tree.shape, tree.nodes, tree.blocks, tree.slots, tree.entered, stream);
+        }
+        return;
+    }
     for (int bit = top_bit(tree); bit >= 0; --bit) {
         for_level(tree, bit, [&](const Level& level) {
             const auto heads = static_cast<unsigned>(level.sizes.heads);
@@ -291,8 +290,8 @@ void launch_enter(const Tree& tree, cudaStream_t stream) {
 void launch_leave(const Tree& tree, bool transitions, cudaStream_t stream) {
     // The positions before the shard get from its blocks alone.
     if (tree.entering > 0) {
-        FENWICK_CUDA_CHECK(
-            cudaMemsetAsync(tree.d_states, 0, static_cast<std::size_t>(tree.place(0)) * sizeof(float), stream));
+        FENWICK_CUDA_CHECK(cudaMemsetAsync(
+            tree.d_states, 0, static_cast<std::size_t>(tree.d_entered_by(0) - tree.d_states) * sizeof(float), stream));
     }
     for (int bit = 1; bit <= top_bit(tree); ++bit) {
         FENWICK_CUDA_CHECK(cudaMemsetAsync(
@@ -331,7 +330,8 @@ void launch_leave(const Tree& tree, bool transitions, cudaStream_t stream) {
         for (std::int64_t i = tree.first_block >> bit; i < last_block(tree) >> bit; ++i) {
             // Of a node that starts the document nobody reads A.
             combine_summaries_backward(
-                tree.shape, tree.nodes.find(bit - 1, 2 * i), tree.nodes.find(bit - 1, 2 * i + 1),
+                tree.shape, matrix::find_node(tree.nodes, bit - 1, 2 * i),
+                matrix::find_node(tree.nodes, bit - 1, 2 * i + 1),
                 tree.gradients.formed[bit] + (i - (tree.first_block >> bit)) * tree.gradients.layer,
                 tree.gradients.find(bit - 1, 2 * i), tree.gradients.find(bit - 1, 2 * i + 1), i != 0, stream);
         }

@@ -19,25 +19,25 @@
 #include <span>
 
 #include "kernels/cuda/backward/workspace.h"
+#include "kernels/cuda/matrix_plan.h"
 #include "kernels/cuda/mixer.h"
 
 namespace fenwick::cuda::backward {
 
-inline constexpr int kMaxBits = 40;  ///< bits that a block number may have
+using matrix::kMaxBits;
 
-/// Where summaries of nodes (or their gradients) lie: those that enter the shard, its blocks, and what it forms.
-template <class T>
-struct Nodes {
+/// Where gradients of nodes lie: of those that enter the shard, its blocks, and what it forms.
+struct NodeGradients {
     std::int64_t first_block = 0;
-    std::int64_t layer = 0;        ///< floats of a layer summary
-    T* blocks = nullptr;           ///< [blocks of the shard][layer]
-    T* entering[kMaxBits] = {};    ///< by bit
+    std::int64_t layer = 0;          ///< floats of a layer summary
+    float* blocks = nullptr;         ///< [blocks of the shard][layer]
+    float* entering[kMaxBits] = {};  ///< by bit
     float* formed[kMaxBits] = {};  ///< [bit >= 1][nodes that end in the shard, before its last block or with its start]
 
 #if defined(__CUDACC__)
     __host__ __device__
 #endif
-        T*
+        float*
         find(int bit, std::int64_t index) const {
         if ((index + 1) << bit <= first_block) return entering[bit];
         if (bit == 0) return blocks + (index - first_block) * layer;
@@ -52,26 +52,32 @@ struct Tree {
     std::int64_t blocks = 0;  ///< of the shard, the open one included
     int entering = 0;         ///< nodes that enter first_block
     int slots = 1;            ///< most states that enter a position; linear: 1
-    Nodes<const float> nodes;
-    Nodes<float> gradients;
-    float* states = nullptr;    ///< E  [entering + blocks][slots][heads][d_k, d_v]
+    matrix::Nodes nodes;      ///< as the forward pass has them
+    NodeGradients gradients;
+    float* states = nullptr;    ///< E  [entering + blocks][slots][heads][d_k, d_v], or null: those of `entered` alone
     float* d_states = nullptr;  ///< dE, the same
+    float* entered = nullptr;   ///< E  [blocks][slots][heads][d_k, d_v] of the shard's
 
     /// Floats of one position's slot.
     [[nodiscard]] std::int64_t slot_floats() const { return shape.heads * shape.key_dim * shape.value_dim; }
-    /// Place of block `block` (of the shard, from 0) in states and d_states, in floats.
-    [[nodiscard]] std::int64_t place(std::int64_t block) const { return (entering + block) * slots * slot_floats(); }
+    /// E and dE of block `block` of the shard, from 0.
+    [[nodiscard]] float* entered_by(std::int64_t block) const { return entered + block * slots * slot_floats(); }
+    [[nodiscard]] float* d_entered_by(std::int64_t block) const {
+        return d_states + (entering + block) * slots * slot_floats();
+    }
     /// States that enter block `block` of the shard.
     [[nodiscard]] int slots_of(std::int64_t block) const;
 };
 
-/// Lays the tree out in the workspace; nodes' pointers that are the caller's are set by set_nodes.
-[[nodiscard]] Tree make_tree(const MixerShape& shape, std::int64_t rows, std::int64_t first_block, Carver& carver);
+/// Lays the tree out in the workspace; nodes' pointers that are the caller's are set by set_nodes. `kept`: what the
+/// forward pass of a linear matrix model leaves, or null; no E is formed beside it, nor gradients of A.
+[[nodiscard]] Tree make_tree(const MixerShape& shape, std::int64_t rows, std::int64_t first_block,
+                             const matrix::Kept* kept, Carver& carver);
 /// `d_entering` and `d_blocks` as in mixer_outputs_backward.
-void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const float* blocks,
+void set_nodes(Tree& tree, std::span<const EnteringNode> entering, const ShardNodes& nodes,
                std::span<float* const> d_entering, float* d_blocks);
 
-/// Forms the nodes and E of every position.
+/// Forms the nodes and E of every position, or (kept) of every block.
 void launch_enter(const Tree& tree, cudaStream_t stream);
 /// From dE of the shard's blocks (all slots that are there) to the gradients of entering nodes and blocks.
 /// `transitions` false: those of A are not wanted.

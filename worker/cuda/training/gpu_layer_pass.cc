@@ -91,8 +91,8 @@ void GpuLayerPass::backward(const GpuLayer& layer, const LayerGradients& to, std
     for (std::size_t i = 0; i < batch_.runs.size(); ++i) {
         const GpuRun& run = batch_.runs[i];
         mixed.runs[i].backward(inputs_of(mixed.inputs, run, operand_),
-                               rows_from(memory_.pass.o, values, run.first_row, operand_),
-                               gradients_of(gradients, run));
+                               rows_from(memory_.pass.o, values, run.first_row, operand_), gradients_of(gradients, run),
+                               batch_.runs.size() == 1);
     }
     if (rows > 0) std::visit([&](const auto& steps) { gates_backward(layer, steps, to, mixed); }, layer.steps);
     convolution_backward(layer, to, index, mixed);

@@ -19,7 +19,16 @@ MatrixView<const float> RunMixer::summaries() const {
     return {memory_.summaries, run_.complete, summary_floats(shape_)};
 }
 
-std::vector<EnteringNode> RunMixer::nodes() const {
+ShardNodes RunMixer::shard_nodes() const {
+    ShardNodes nodes{memory_.summaries};
+    if (run_.shard != nullptr) {
+        nodes.above = memory_.node_scratch;
+        nodes.above_blocks = run_.complete;
+    }
+    return nodes;
+}
+
+std::vector<EnteringNode> RunMixer::entering_nodes() const {
     std::vector<EnteringNode> nodes;
     for (std::int64_t i = 0; i < entering_.size(); ++i) nodes.push_back({entering_.node(i).bit, entering_.values(i)});
     return nodes;
@@ -41,16 +50,12 @@ void RunMixer::forward(const MixerInputs& inputs, void* o) {
         entering_ = exchange_.entering(layer_, shape_, *run_.shard, std::move(own), tape_);
     }
     if (run_.rows == 0) return;
-    ShardNodes shard{memory_.summaries};
-    if (run_.shard != nullptr) {
-        shard.above = memory_.node_scratch;
-        shard.above_blocks = run_.complete;
-    }
     mixer_prepare_outputs(shape_, operand_, inputs, run_.first_block, run_.complete > 0, memory_.workspace, stream_);
-    mixer_outputs(shape_, operand_, inputs, run_.first_block, nodes(), shard, o, memory_.workspace, stream_);
+    mixer_outputs(shape_, operand_, inputs, run_.first_block, entering_nodes(), shard_nodes(), o, memory_.workspace,
+                  stream_);
 }
 
-void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients) {
+void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients, bool alone) {
     const std::int64_t floats = summary_floats(shape_);
     const std::int64_t d_o_stride = shape_.heads * shape_.value_dim;
     zero(memory_.d_summaries, run_.complete * floats, stream_);
@@ -61,8 +66,9 @@ void RunMixer::backward(const MixerInputs& inputs, const void* d_o, const MixerG
         zero(d_entering.back(), floats, stream_);
     }
     if (run_.rows > 0) {
-        mixer_outputs_backward(shape_, operand_, inputs, run_.first_block, nodes(), memory_.summaries, d_o, d_o_stride,
-                               gradients, d_entering, memory_.d_summaries, memory_.workspace, stream_);
+        mixer_outputs_backward(shape_, operand_, inputs, run_.first_block, entering_nodes(), shard_nodes(), d_o,
+                               d_o_stride, gradients, d_entering, memory_.d_summaries, alone, memory_.workspace,
+                               stream_);
     }
     if (run_.shard != nullptr) {
         const std::vector<const float*> given(d_entering.begin(), d_entering.end());

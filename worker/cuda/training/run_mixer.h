@@ -37,11 +37,12 @@ public:
     void forward(const MixerInputs& inputs, void* o);
 
     /// Collective as `forward`, which came before with the same inputs: d_o [rows, heads * d_v] of the operand type,
-    /// contiguous. Gradients of the inputs are overwritten.
-    void backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients);
+    /// contiguous. Gradients of the inputs are overwritten. `alone`: no other run has used the workspace since.
+    void backward(const MixerInputs& inputs, const void* d_o, const MixerGradients& gradients, bool alone);
 
 private:
-    [[nodiscard]] std::vector<EnteringNode> nodes() const;
+    [[nodiscard]] std::vector<EnteringNode> entering_nodes() const;
+    [[nodiscard]] ShardNodes shard_nodes() const;
     [[nodiscard]] MatrixView<const float> summaries() const;
 
     MixerShape shape_;

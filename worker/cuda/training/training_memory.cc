@@ -125,9 +125,9 @@ TrainingSizes training_sizes(const Model& model, Operand operand, std::int64_t r
     sizes.row_workspace = row_workspace_bytes(model, operand, sizes.rows);
     for (const LayerParts& layer : model.layers()) {
         const MixerShape& shape = layer.mixer->shape();
-        sizes.mixer_workspace = std::max(
-            {sizes.mixer_workspace, static_cast<std::int64_t>(mixer_workspace_bytes(shape, operand, rows, first_block)),
-             static_cast<std::int64_t>(mixer_backward_workspace_bytes(shape, operand, rows, first_block))});
+        sizes.mixer_workspace =
+            std::max(sizes.mixer_workspace,
+                     static_cast<std::int64_t>(mixer_backward_workspace_bytes(shape, operand, rows, first_block)));
     }
     return sizes;
 }

@@ -125,9 +125,9 @@ struct DeviceGradients {
 
 /// Gradients of a document in shards that start at the given blocks, each by itself; summaries and the tree between
 /// shards are the host's. Gradients and workspace are poisoned first; in one shard so is A of block 0, which nobody
-/// may read.
+/// may read. `after_outputs`: the forward pass comes first, in the same workspace.
 inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<float>& d_out, Operand operand,
-                                       const std::vector<std::int64_t>& cuts = {0}) {
+                                       const std::vector<std::int64_t>& cuts = {0}, bool after_outputs = false) {
     const cuda::Stream owner;
     cudaStream_t stream = owner.get();
     const MixerShape& shape = c.shape;
@@ -171,10 +171,17 @@ inline MixerGradientRows gpu_gradients(const MixerCase& c, const std::vector<flo
         cuda::DeviceBuffer<unsigned char>& workspace = workspaces.emplace_back(
             static_cast<std::int64_t>(cuda::mixer_backward_workspace_bytes(shape, operand, rows, cuts[i])), stream);
         FENWICK_CUDA_CHECK(cudaMemsetAsync(workspace.data(), 0xFF, workspace.bytes(), stream));
-        cuda::mixer_outputs_backward(shape, operand, device.rows(first, rows), cuts[i], entering,
-                                     device_summaries.data() + cuts[i] * one, d_out_from(first), width,
+        const cuda::MixerInputs inputs = device.rows(first, rows);
+        const float* blocks = device_summaries.data() + cuts[i] * one;
+        if (after_outputs) {
+            cuda::DeviceBuffer<unsigned char> out(rows * width * element, stream);
+            cuda::mixer_prepare_outputs(shape, operand, inputs, cuts[i], false, workspace.data(), stream);
+            cuda::mixer_outputs(shape, operand, inputs, cuts[i], entering, {blocks}, out.data(), workspace.data(),
+                                stream);
+        }
+        cuda::mixer_outputs_backward(shape, operand, inputs, cuts[i], entering, {blocks}, d_out_from(first), width,
                                      gradients.rows(c, first), d_entering, d_summaries.data() + cuts[i] * one,
-                                     workspace.data(), stream);
+                                     after_outputs, workspace.data(), stream);
         for (std::size_t n = 0; n < cover.size(); ++n) {
             tree.nodes.at(cover[n]).gradient = download(d_nodes[n], stream);
         }

@@ -93,8 +93,8 @@ TEST_CASE("mixer gradients on the GPU name what does not fit") {
     cuda::MixerGradients missing = gradients.rows(c, 0);
     missing.beta = nullptr;
     const auto call = [&](const MixerShape& shape, std::int64_t first_block, const cuda::MixerGradients& to) {
-        cuda::mixer_outputs_backward(shape, Operand::kFp32, device.rows(0, 64), first_block, {}, nullptr, nullptr, 0,
-                                     to, {}, nullptr, nullptr, stream.get());
+        cuda::mixer_outputs_backward(shape, Operand::kFp32, device.rows(0, 64), first_block, {}, {}, nullptr, 0, to, {},
+                                     nullptr, false, nullptr, stream.get());
     };
     CHECK_THROWS_WITH(call(c.shape, 0, missing), Catch::Contains("of q, k, v, log decay, beta, lambda, found"));
     CHECK_THROWS_WITH(call(c.shape, 1, gradients.rows(c, 0)), Catch::Contains("do not enter block 1"));
