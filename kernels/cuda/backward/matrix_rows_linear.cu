@@ -264,7 +264,7 @@ __device__ __forceinline__ void finish_writes(const Matrix& m, Copies<kKeyDim>& 
         sum[4 * i + 3] = fmaf(beta[1], sum[4 * i + 3], read.w);
     }
     const MatrixChunk c = copies.turns.chunk(m, turn);
-    if (at.warp == 3) put_decays(m, c, shared, decays, place, at.lane);
+    if (at.warp == 3) put_decays(m, c, shared, decays, place, at.lane);  // the first warp asks for copies
     copies.take(Role::kWrittenKeys, turn);
     const MixerGradients& g = m.call.gradients;
     put_rows<kKeyDim>(c, sum, g.k, g.k_stride, copies.turns.key_head(turn), at, turn.index > 0);
