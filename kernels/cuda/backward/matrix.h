@@ -11,13 +11,14 @@
 //   dZ = K^ dX',   dX = e^(G_C) dX' - W^T dZ + Q~^T (lambda * dO)
 //   dQ~ += lambda * dO X^T,   dW -= dZ X^T,   dK^ += Z dX'^T,   dU += dZ where it writes
 //   dP = (dO V^T) * Lambda,   dW -= S^T dQ~,   dS = dP M^T - dQ~ W^T,
-//   dM = S^T dP + dW (e^G * K)^T + dU V^T,   dV = (P * Lambda)^T dO + M^T dU,   R = M^T dM,   dL = -strictly_lower(R
-//   M^T) F = dS * D,   H = dL * D,   A = e^(G_C - G) * dK^ + F^T Q + H^T K dQ = e^G * dQ~ + F (b * K),   dK = e^G *
-//   (M^T dW) + H (b * K) + b * A,   d beta = the rows' <K, A>
+//   dM = S^T dP + dW (e^G * K)^T + dU V^T,   dV = (P * Lambda)^T dO + M^T dU
+//   R = M^T dM,   dL = -strictly_lower(R M^T),   F = dS * D,   H = dL * D
+//   Y = e^(G_C - G) * dK^ + F^T Q + H^T K
+//   dQ = e^G * dQ~ + F (b * K),   dK = e^G * (M^T dW) + H (b * K) + b * Y,   d beta = the rows' <K, Y>
 //
-// A is what keys that write get: they do so only as b * k. Z is what tokens would write with b = 1: nothing is divided
-// by b. A log decay gets the pairs dS * S + dL * L that cross its token, e^G's products from it on, e^(G_C - G)'s
-// before it, and e^(G_C) <dX', X>.
+// Y is the gradient of b * K, which is all that keys do where they write; Z is what tokens would write with b = 1:
+// nothing is divided by b. A log decay gets the pairs dS * S + dL * L that cross its token, e^G's products from it on,
+// e^(G_C - G)'s before it, and e^(G_C) <dX', X>.
 //
 // The walks of a block, each a state X with one gradient: log-linear: for each bit < 6 of the chunk's number its pairs
 // of runs (the left one writes, the right one reads), and every state that enters; in the step of the block summaries:
@@ -31,7 +32,7 @@
 //
 //   Z = M (V - e^G * K X),   O = e^G * Q X + S Z
 //   dV = M^T (K^ dX' + S^T dO),   dX = e^(G_C) dX' + Q^T (e^G * dO) - K^T (e^G * dV)
-//   dS = lower(dO Z^T),   dL = -strictly_lower(dV Z^T),   dQ = e^G * dO X^T + F (b * K),   dK = -e^G * dV X^T + ...
+//   dS = lower(dO Z^T),   dL = -strictly_lower(dV Z^T),   dQ~ = dO X^T,   M^T dW = -dV X^T
 //
 // Where decays make a block forget (vanished.cuh) walks have fewer chunks: what entered it ends with the chunk before
 // which it has vanished, its own state's starts with the last one after which nothing of older ones is left, and A that

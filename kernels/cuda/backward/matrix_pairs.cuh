@@ -22,8 +22,8 @@ struct ChunkDecays {
     [[nodiscard]] __device__ __forceinline__ float keep() const { return from[kChunk - 1]; }  // e^(G_C)
 };
 
-/// What comes of the gradients of one kind of pairs. With d a warpgroup's [64, 64] gradients of ((A K^T) * D) diag(b),
-/// `scores` A K^T and F = d * D, zero right of the diagonal (`below`: and on it):
+/// What comes of the gradients of one kind of pairs. With d a warpgroup's [64, 64] gradients of ((B K^T) * D) diag(b),
+/// `scores` B K^T and F = d * D, zero right of the diagonal (`below`: and on it):
 ///   `tile`      F as a tile [64, 64] of shared memory, but for the 16 x 16 blocks right of the diagonal
 ///   `weighed`   F diag(b) as an A operand
 ///   `crossing`  [64] what the warp's rows add to each token's log decay: F diag(b) * scores over the pairs (i, j) with

@@ -184,7 +184,7 @@ __device__ __forceinline__ void finish_rows(const Matrix& m, const MatrixChunk& 
     }
     written();
     const std::uint32_t keys = start + C::kK + panel * kPanelBytes;
-    // What is read takes keys times beta, what is written gives beta its gradient: A of matrix.h.
+    // What is read takes keys times beta, what is written gives beta its gradient: Y of matrix.h.
     const auto add_weighed = [&](float(&sum)[32], int tile) {
         std::uint32_t a[4][4];
         load_fragments<false>(a, start + tile, warp, lane);

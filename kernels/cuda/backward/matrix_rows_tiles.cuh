@@ -13,7 +13,7 @@ namespace fenwick::cuda::backward {
 
 inline constexpr bool kByAccelerator = FENWICK_MATRIX_WGMMA != 0;
 
-/// What a warpgroup sums: dQ; of dK what keys that are read get; A (matrix.h), what keys that are written get.
+/// What a warpgroup sums: dQ; of dK what keys that are read get; Y (matrix.h), what keys that are written get.
 enum class Role { kQueries, kReadKeys, kWrittenKeys };
 inline constexpr int kRoleThreads = 128;
 inline constexpr int kRowThreads = 3 * kRoleThreads;
