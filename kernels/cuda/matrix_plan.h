@@ -1,8 +1,7 @@
 // What the matrix algebra's kernels hand to each other through the workspace, and their launchers.
 //
-// 1. prepare:   per chunk and head M, P and the decays (DESIGN section 3, "Chunk form", with T = diag(b) M); expand:
-// W~,
-//               Q~, U~ for the log-linear read-out.
+// 1. prepare:   per chunk and head M, P and the decays (DESIGN section 3, "Chunk form", with T = diag(b) M);
+//    expand:    W~, Q~, U~ for the log-linear read-out.
 // 2. summarise: per block and head (A, S), 64 columns of [A | S] a thread block, walking the block's chunks.
 // 3. form_nodes, enter: the tree's nodes, then the states that enter each block.
 // 4. read:      per block and head the outputs, walking the chunks with the entering states.

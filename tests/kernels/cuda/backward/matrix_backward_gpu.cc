@@ -1,10 +1,10 @@
 // The matrix algebra's gradients on the matrix units against the double reference, over lengths, shapes, decays and
 // shards.
 //
-// Bounds (bf16: unit u = 2^-9, inputs exact). A term passes the roundings of T, W or U, of the weighted rows, of the
-// state and of its gradient, and of the 64 x 64 products that lead from dT to keys and beta: at most eight. The chunk
-// form's own terms are larger than the definition's, which the bound sums (inverses of triangles: a factor of 2). 2^-8
-// for __expf and fp32 sums.
+// Bounds (bf16: unit u = 2^-9, inputs exact). A term passes the roundings of M, W or U (linear: Z and dV), of the
+// weighted rows, of the state and of its gradient, and of the 64 x 64 products that lead from dM to keys and beta
+// (linear: of F or H): at most eight. The chunk form's own terms are larger than the definition's, which the bound sums
+// (inverses of triangles: a factor of 2). 2^-8 for __expf and fp32 sums.
 #include <cmath>
 
 #include "tests/kernels/cuda/backward/tensor_gradients_gpu.h"
